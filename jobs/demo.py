@@ -1,7 +1,7 @@
-"""What `make demo` runs: the attribution job survives `kill -9` and goes back to a savepoint.
+"""The program of `make demo`: the attribution job survives `kill -9` and is restored to a savepoint.
 
-Three kinds of processes: this one, the generator of events, and the job's driver under spark-submit. It
-ends with what was lost, duplicated or dropped, counted by a batch query that knows nothing of the job.
+Three kinds of processes: this one, the generator of events, and the job's driver under spark-submit. At the
+end an independent batch query counts lost, duplicated and dropped rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SLICE = pd.Timedelta(seconds=5)
 
 FILES_PER_SECOND = 2
 RIGHT_FILES, WRONG_FILES, TAIL_FILES = 80, 10, 50
-"""The tail is there to let the watermarks pass what came before."""
+"""The last files let the watermarks pass all earlier events."""
 
 WRONG_ABOVE_CENTS = 50_000
 SAVEPOINT = "before-release"
@@ -46,7 +46,7 @@ console = Console(highlight=False)
 
 
 class DemoFailed(Exception):
-    """The demo cannot go on."""
+    """The demo cannot continue."""
 
 
 @dataclass
@@ -139,7 +139,7 @@ class Demo:
         """Wait for a condition while the driver lives.
 
         Raises:
-            DemoFailed: the driver ended, or patience did.
+            DemoFailed: the driver ended, or the condition took too long.
         """
         deadline = time.monotonic() + patience_s
         while not reached():
@@ -150,7 +150,7 @@ class Demo:
             time.sleep(0.5)
 
     def batch_under_way(self) -> tuple[str, int] | None:
-        """Return a stage and its batch that is planned and not finished, as Spark's own logs say."""
+        """Return a stage with an unfinished batch, and the batch, from Spark's own logs."""
         for stage in reversed(STAGES):
             native = self.root / "native" / "1" / stage
             planned = newest(native / "offsets")
@@ -159,7 +159,7 @@ class Demo:
         return None
 
     def kill_in_mid_batch(self) -> None:
-        """Send SIGKILL to the driver while a batch is under way: freeze it, look, kill or let it go on."""
+        """Kill the driver in the middle of a batch: freeze it, look for a batch, then kill or resume it."""
         assert self.driver is not None
 
         def killed() -> bool:
@@ -171,7 +171,7 @@ class Demo:
                 return False
             stage, batch = under_way
             os.killpg(self.driver.pid, signal.SIGKILL)
-            say(f"SIGKILL to driver {self.drivers} while batch {batch} of stage {stage} was under way")
+            say(f"SIGKILL to driver {self.drivers} in the middle of batch {batch} of stage {stage}")
             return True
 
         self.wait(killed, "a batch to be under way")
@@ -198,14 +198,14 @@ class Demo:
         return oracle.compare(self.base, cutoff, WITHIN, WINDOW)
 
     def dropped_late(self) -> int:
-        """Add up the rows dropped behind a watermark; a stage counts on until its run ends."""
+        """Add up the rows dropped as late; a stage's counter grows until its run ends."""
         history = DeltaTable(str(self.root / "history")).to_pandas(columns=["run", "stage", "dropped_late"])
         if set(history.dropna()["stage"]) != set(STAGES):
             raise DemoFailed("history/ does not say of every stage how many rows it dropped")
         return int(history.groupby(["run", "stage"])["dropped_late"].max().sum())
 
     def end(self) -> None:
-        """Leave no process behind."""
+        """End all processes."""
         for generator in self.generators:
             generator.kill()
             generator.wait()
@@ -215,7 +215,7 @@ class Demo:
 
 
 def newest(log: Path) -> int:
-    """Return the newest batch in a log of Spark's, -1 if there is none."""
+    """Return the newest batch in a log of Spark; -1 if the log is empty."""
     return max((int(path.name) for path in log.glob("*") if path.name.isdigit()), default=-1)
 
 
@@ -234,7 +234,7 @@ def step(title: str) -> Iterator[None]:
 
 
 def show(demo: Demo) -> int:
-    """Run the demonstration; return how many rows are not as they should be."""
+    """Run the demonstration; return the number of wrong rows."""
     with step("Clicks and orders arrive as files; four streaming queries attribute them"):
         generator = demo.generate(0, RIGHT_FILES, FILES_PER_SECOND)
         demo.wait(
@@ -276,7 +276,7 @@ def show(demo: Demo) -> int:
 
 
 def settle(demo: Demo) -> None:
-    """Wait until nothing is missing any more, or patience ends: then the verdict says what is."""
+    """Wait until no row is missing, or a time limit; after the limit the verdict shows the missing rows."""
     looked_at = 0
 
     def complete() -> bool:

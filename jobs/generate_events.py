@@ -1,8 +1,8 @@
-"""Write clicks and orders as files that keep arriving, the same ones for the same seed.
+"""Write clicks and orders as a sequence of files; equal seeds give equal files.
 
-Event time is cut into slices, one file per slice and kind. A late event arrives up to `--late` seconds
-after its time and so stands in a later file. Some events belong to one hot user. Every file is written
-under a hidden name and renamed, so a reader sees all of it or nothing; one that is there is left alone.
+Event time is cut into slices, one file per slice and kind. A late event arrives up to `--late` seconds after
+its time and so is in a later file. Some events belong to one hot user. Every file is written under a hidden
+name and renamed, so a reader sees the whole file or nothing. Existing files are not changed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WRONG_FACTOR = 100
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What the events look like; all times are event time, in seconds."""
+    """The parameters of the events; all times are event time, in seconds."""
 
     seed: int = 7
     slice_seconds: int = 5

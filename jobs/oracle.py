@@ -1,4 +1,4 @@
-"""What the attribution job should have written: a batch query over the input files, in pandas.
+"""The expected result of the attribution job: a batch query over the input files, in pandas.
 
 It shares no code with the job or with spark_abs, on purpose.
 """
@@ -22,12 +22,12 @@ Rows = Counter[tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How a table differs from what it should hold, in rows."""
+    """The differences of a table from its expected rows."""
 
     expected: int
     lost: int
     extra: int
-    """Rows that are there twice or should not be there."""
+    """Rows that are in the table twice or are not expected."""
 
 
 def read_events(directory: Path, time_column: str) -> pd.DataFrame:
@@ -39,7 +39,7 @@ def read_events(directory: Path, time_column: str) -> pd.DataFrame:
 
 
 def attribute(clicks: pd.DataFrame, orders: pd.DataFrame, within: pd.Timedelta) -> pd.DataFrame:
-    """Give every order each click of its user in the time before it, or none."""
+    """Join every order with each click of its user in the time before it; keep orders without a click."""
     pairs = orders.merge(clicks, on="user")
     age = pairs["order_time"] - pairs["click_time"]
     hits = pairs[(age >= pd.Timedelta(0)) & (age <= within)]
@@ -63,16 +63,16 @@ def rows_of(frame: pd.DataFrame) -> Rows:
 
 
 def table_rows(path: Path, columns: list[str]) -> Rows:
-    """Return the rows of a Delta table; none if it does not exist yet."""
+    """Return the rows of a Delta table; empty if the table does not exist yet."""
     if not DeltaTable.is_deltatable(str(path)):
         return Counter()
     return rows_of(DeltaTable(str(path)).to_pandas(columns=columns)[columns])
 
 
 def difference(expected: Rows, found: Rows, due: Callable[[tuple[Any, ...]], bool]) -> Difference:
-    """Compare a table with what it should hold.
+    """Compare a table with its expected rows.
 
-    A row that is expected but not `due` yet may be there or not; one that is not expected may never be.
+    An expected row that is not yet `due` may be missing; an unexpected row is an error.
     """
     missing = {row: count for row, count in (expected - found).items() if due(row)}
     return Difference(

@@ -6,9 +6,9 @@
              │    │ again
              └────┴──◀── with the next key
 
-An order is tried with its own click's id, without such a click goes round and is tried again with its
-session, then with its user, and is given up after that. A click that comes while an order goes round counts
-from the next try on. On its way round, an order is part of a checkpoint like everything else.
+An order is first matched by the id of its click. Without a match it goes round the loop and is matched by its
+session, then by its user, and is given up after that. A click that arrives meanwhile can match in the next
+round. Orders in the loop are part of checkpoints.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from pyspark.sql.streaming.state import GroupState
 import spark_abs
 
 CLICKS = "keys array<string>, campaign string, number long"
-"""A click under every key by which an order may find it; of several the one with the least number counts."""
+"""A click under every key by which an order may match it.
+
+Of several matches the click with the least number wins.
+"""
 ORDERS = "order_id string, keys array<string>"
 """An order and the keys to try, the best one first."""
 TRIED = f"{ORDERS}, tries int"
@@ -36,7 +39,7 @@ RESULT = "order_id string, keys array<string>, tries int, campaign string"
 def _remember(
     _: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState
 ) -> Iterator[pd.DataFrame]:
-    """Keep the best click of a key; give every order that asks with this key its campaign, or none."""
+    """Keep the best click of a key; give every order with this key the click's campaign, or none."""
     events = pd.concat(list(frames))
     campaign, number = state.get if state.exists else (None, None)
     clicks = events[events["order_id"].isna()]
@@ -69,7 +72,7 @@ def _again(tried: DataFrame) -> DataFrame:
 def declare(
     spark: SparkSession, clicks: DataFrame, orders: DataFrame, base: str, **settings: Any
 ) -> spark_abs.Job:
-    """Declare the job; everything it writes lies below `base`."""
+    """Declare the job; all its output is below `base`."""
     job = spark_abs.Job("retries", root=f"{base}/root", spark=spark, **settings)
     retry = job.feedback("retry", TRIED)
     tried = job.stage(
@@ -89,9 +92,9 @@ def declare(
 
 
 def expected(clicks: pd.DataFrame, orders: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return what the tables hold in the end, if all clicks were there before the first order.
+    """Return the final rows of the tables, if all clicks arrive before the first order.
 
-    A batch query: every order with every key, joined with the best click of each key, the first hit counts.
+    A batch query joins every key of every order with the best click of the key; the first match counts.
     """
     keyed = clicks.explode("keys").sort_values("number").drop_duplicates("keys")
     tried = orders.explode("keys")
@@ -103,9 +106,9 @@ def expected(clicks: pd.DataFrame, orders: pd.DataFrame) -> tuple[pd.DataFrame, 
 
 
 @click.command()
-@click.option("--base", required=True, help="Directory or URI below which everything lies.")
-@click.option("--master", help="Spark's master; None: what spark-submit says.")
-@click.option("--available-now", is_flag=True, help="Process what is there, then end.")
+@click.option("--base", required=True, help="Directory or URI of all data of the job.")
+@click.option("--master", help="Spark's master; None: the master of spark-submit.")
+@click.option("--available-now", is_flag=True, help="Process the present input, then end.")
 def main(base: str, master: str | None, available_now: bool) -> None:
     """Run the job over JSON files in BASE/clicks and BASE/orders until it is stopped."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")

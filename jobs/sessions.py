@@ -4,9 +4,10 @@
              └──┐
     orders ─────┴── decide ── table decided
 
-A session ends when its user has not clicked for a while. An order belongs to the newest click of its user
-before it; clicks may come after it, so it waits until none can, in a list that has a bound: with a hot user,
-or a source of clicks that stands still, it does not grow, and the state and the batches of `decide` do not.
+A session ends when its user has not clicked for a while. An order belongs to the newest earlier click of its
+user. Such a click may arrive after the order, so the order waits in a list until no earlier click can arrive.
+The list is bounded, so a hot user, or a source of clicks that stops, does not make the state of `decide`
+grow.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ class Bounds:
     match_within_ms: int = 60_000
     """A click counts for orders until this long after it."""
     kept: int = 1_000
-    """At most so many clicks, and so many waiting orders, are kept of a user; the oldest go first."""
+    """The most clicks, and the most waiting orders, that are kept for a user.
+
+    The oldest are dropped first.
+    """
 
 
 def millis(at: datetime.datetime) -> int:
@@ -53,14 +57,14 @@ def millis(at: datetime.datetime) -> int:
 
 
 def stamp(at_ms: int) -> datetime.datetime:
-    """Return milliseconds since the epoch as a time, as Spark gives it to Python."""
+    """Return milliseconds since the epoch as a time, in the form that Spark passes to Python."""
     return datetime.datetime.fromtimestamp(at_ms / 1000)  # noqa: DTZ006 - the local zone is Spark's meaning
 
 
 def sessions(
     bounds: Bounds, key: tuple[Any, ...], rows: Iterator[Row], state: spark_abs.GroupState
 ) -> Iterator[tuple[Any, ...]]:
-    """Merge clicks into the open sessions of a user; put out those that no click on time can prolong."""
+    """Merge clicks into the open sessions of a user; emit sessions that no later click can prolong."""
     spans = [(s.start, s.end, s.clicks) for s in state.get[0]] if state.exists else []
     spans += [(at, at, 1) for at in (millis(row.click_time) for row in rows)]
     merged: list[tuple[int, int, int]] = []
@@ -84,9 +88,9 @@ def sessions(
 def decide(
     bounds: Bounds, key: tuple[Any, ...], rows: Iterator[Row], state: spark_abs.GroupState
 ) -> Iterator[tuple[Any, ...]]:
-    """Let orders wait until no click before them can come any more; then say what they belong to.
+    """Let orders wait until no earlier click can arrive; then decide their campaign.
 
-    The list of those that wait is bounded twice: by the watermark, and by their number.
+    The list of waiting orders is bounded by the watermark and by their number.
     """
     clicks, waiting = [], []
     if state.exists:
@@ -148,7 +152,7 @@ def decided(bounds: Bounds, clicks: DataFrame, orders: DataFrame) -> DataFrame:
 
 
 def declare(spark: SparkSession, base: str, bounds: Bounds, **settings: object) -> spark_abs.Job:
-    """Declare the job: input in `base/input`, as `generate_events.py` writes it, tables beside it."""
+    """Declare the job: input in `base/input`, written by `generate_events.py`, tables beside it."""
 
     def events(kind: str, schema: str) -> DataFrame:
         reader = spark.readStream.format("json").schema(schema).option("maxFilesPerTrigger", 8)
@@ -165,9 +169,9 @@ def declare(spark: SparkSession, base: str, bounds: Bounds, **settings: object) 
 
 
 @click.command()
-@click.option("--base", required=True, help="Directory or URI below which everything lies.")
-@click.option("--master", help="Spark's master; None: what spark-submit says.")
-@click.option("--available-now", is_flag=True, help="Process what is there, then end.")
+@click.option("--base", required=True, help="Directory or URI of all data of the job.")
+@click.option("--master", help="Spark's master; None: the master of spark-submit.")
+@click.option("--available-now", is_flag=True, help="Process the present input, then end.")
 @click.option("--late-by", default="10s", show_default=True, help="How late clicks and orders may come.")
 @click.option("--gap", default="30s", show_default=True, help="Silence that ends a session.")
 def main(base: str, master: str | None, available_now: bool, late_by: str, gap: str) -> None:

@@ -7,7 +7,7 @@
 # MAGIC
 # MAGIC It needs compute with **dedicated access mode** and Databricks Runtime 17.3 LTS or later. Install
 # MAGIC the wheel of spark_abs as a library of the compute; the [guide](../spark_abs/guide/databricks.md)
-# MAGIC says how, and what was not tested on Databricks. The notebook takes the session that is there,
+# MAGIC says how, and what was not tested on Databricks. The notebook uses the existing session,
 # MAGIC changes no setting of the compute, and stops nothing that it did not start. Outside of Databricks it
 # MAGIC is a plain script: `python notebooks/databricks.py`.
 

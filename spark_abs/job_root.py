@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Unpack
 
 import pyarrow as pa
@@ -223,7 +224,7 @@ class JobRoot:
 
     def restore(
         self,
-        to: str | int,
+        to: str | int | datetime,
         *,
         force: bool | Collection[ForceName] = False,
         fallback: bool = False,
@@ -240,7 +241,8 @@ class JobRoot:
         restore is killed, call it again with the same arguments.
 
         Args:
-            to: an id, the name of a savepoint, or `latest`: the newest on the current path. An id may also
+            to: an id, the name of a savepoint, `latest`: the newest on the current path, or a moment: the
+                newest there whose cut was made by then (UTC unless the datetime has a zone). An id may also
                 name a checkpoint that an earlier restore abandoned.
             force: obstacles to override. `run`: fence a run that is alive. `rows`: undo changes that others
                 have made to a sink's rows since. `inputs`: lose the rows of input files that are gone.
@@ -299,7 +301,7 @@ class JobRoot:
         Raises:
             CheckpointNotFound: there is no such checkpoint.
             DamageError: its manifest is damaged.
-            Refused: this Spark cannot write state anew: 4.2 is the first that can.
+            Refused: this Spark cannot rewrite state; Spark 4.2 can.
         """
         from spark_abs.manifests.find import lookup
         from spark_abs.restore.edit import Edit

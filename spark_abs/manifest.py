@@ -238,9 +238,9 @@ class StageShape:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """Entries of a channel that a checkpoint holds as data: before its barrier, in no state yet (P16, P17).
+    """Rows in flight: entries of a channel before the barrier that the stage has not read (P16, P17).
 
-    After a restore the stage reads them first.
+    They are part of the checkpoint; after a restore the stage reads them first.
     """
 
     stage: StageId

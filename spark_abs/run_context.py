@@ -48,7 +48,7 @@ class RunContext:
     starts: Mapping[tuple[StageId, ChannelId], Position] = field(default_factory=dict)
     """Where stages begin in channels that existed before them."""
     in_order_since: RunId | None = None
-    """The first run since which all earlier runs ended in order, see `protocol.control.in_order_since`."""
+    """The first of the earlier runs that all ended in order, see `protocol.control.in_order_since`."""
     identity: str = ""
     """The root's identity in commits to tables outside of it, see `Attempt.root`."""
 

@@ -20,10 +20,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from spark_abs.rewind.apply import apply, finish
-from spark_abs.rewind.prepare import Prepared, found_directories, prepare
+from spark_abs.rewind.apply import apply
+from spark_abs.rewind.prepare import Prepared, found_directories, new_id, prepare
+from spark_abs.rewind.undo import find_undo, finish, undo
 from spark_abs.store.failpoint import no_failpoint
-from spark_abs.store.storage import DEFAULTS
+from spark_abs.store.storage import DEFAULTS, Place
 
 INTERVAL = 10
 
@@ -211,7 +212,7 @@ class World:
     """Queries of a shape, with inputs and tables."""
 
     def __init__(self, base: Path, shape: str, seed: int, files: int = 40) -> None:
-        self.base, self.shape, self.chance = base, shape, random.Random(seed)
+        self.base, self.shape, self.chance, self.now_ms = base, shape, random.Random(seed), 0
         inputs = sorted({s for _, s, _ in SHAPES[shape] if s.startswith("in")})
         for at, name in enumerate(inputs):
             (base / name).mkdir(parents=True)
@@ -246,10 +247,22 @@ class World:
                 except Crash:
                     continue
 
-    def prepare(self, at: dict[str, int] | None = None) -> Prepared:
+    def places(self) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
+        """Return the checkpoint directories and the tables."""
         checkpoints = found_directories([f"{self.base}/c/*"], DEFAULTS, "metadata", "checkpoint")
-        tables = found_directories([f"{self.base}/t/*"], DEFAULTS, "_delta_log", "table")
-        return prepare(checkpoints, tables, storage=DEFAULTS, now_ms=1_000, at=at)
+        return checkpoints, found_directories([f"{self.base}/t/*"], DEFAULTS, "_delta_log", "table")
+
+    def _tick(self) -> int:
+        self.now_ms += 1_000
+        return self.now_ms
+
+    def prepare(self, at: dict[str, int] | None = None) -> Prepared:
+        return prepare(*self.places(), storage=DEFAULTS, now_ms=self._tick(), at=at)
+
+    def undo(self, failpoint: Callable[[str], None] = no_failpoint) -> None:
+        """Take the newest rewind back."""
+        places = self.places()
+        undo(find_undo(*places), *places, rewind=new_id(self._tick()), now_ms=2_000, at=failpoint)
 
     def any_batch(self) -> dict[str, int]:
         """Return a random batch of a random query as the bound."""
@@ -262,10 +275,9 @@ class World:
         if prepared.plan.changes:
             apply(prepared.plan, DEFAULTS, require_still=prepared.require_still, at=failpoint)
 
-    def finish(self) -> object:
+    def finish(self, failpoint: Callable[[str], None] = no_failpoint) -> object:
         """Finish a rewind that was killed."""
-        places = [DEFAULTS.place(str(q.checkpoint)) for q in self.queries()]
-        return finish(places, at=no_failpoint)
+        return finish(*self.places(), at=failpoint)
 
     def drained(self) -> dict[str, list[int]]:
         """Run all queries to the end of their input, and return what their tables hold."""

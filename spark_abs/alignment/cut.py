@@ -13,8 +13,8 @@ from spark_abs.model import NO_EPOCH, Barrier, CheckpointId, CheckpointMode, Pos
 class Cut:
     """The batch is the stage's cut of this barrier.
 
-    State and outputs then hold rows from before the barrier: all of them if it is aligned, and no others
-    unless it is at-least-once.
+    In modes `aligned` and `unaligned`, state and outputs then hold only rows from before the barrier. In
+    modes `aligned` and `at_least_once` they hold all of these rows.
     """
 
     id: CheckpointId

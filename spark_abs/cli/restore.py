@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
 
 from spark_abs.cli.output import Output
-from spark_abs.cli.root_command import Context, root_command
+from spark_abs.cli.root_command import Context, root_command, to_moment
 from spark_abs.errors import UsageError
 from spark_abs.restore.dispose import dispose_savepoint
 from spark_abs.restore.forget import forget_query
@@ -22,7 +23,13 @@ if TYPE_CHECKING:
 
 @click.command
 @root_command
-@click.option("--to", metavar="ID|NAME|latest", required=True, help="The checkpoint to go back to.")
+@click.option("--to", metavar="ID|NAME|latest", help="The checkpoint to go back to.")
+@click.option(
+    "--before",
+    metavar="TIME",
+    callback=to_moment,
+    help="In place of --to: the newest checkpoint on the current path whose cut was made by a time.",
+)
 @click.option("--dry-run", is_flag=True, help="Show the plan and change nothing; the job may run.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option(
@@ -56,7 +63,8 @@ def restore(
     ctx: Context,
     root: Root,
     *,
-    to: str,
+    to: str | None,
+    before: datetime | None,
     dry_run: bool,
     yes: bool,
     force: tuple[str, ...],
@@ -74,10 +82,12 @@ def restore(
     from spark_abs.restore.apply import apply
     from spark_abs.restore.prepare import prepare
 
-    out = ctx.out
+    out, chosen = ctx.out, to or before
+    if chosen is None or (to and before):
+        raise UsageError("give either --to or --before")
     prepared = prepare(
         root,
-        to,
+        chosen,
         force=frozenset(Force) if "all" in force else frozenset(map(Force, force)),
         fallback=fallback,
         native_root=native_root,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import islice
 from typing import Any
 
@@ -11,13 +11,15 @@ import click
 
 from spark_abs.cli.output import Output, duration, moment
 from spark_abs.cli.restore import confirmed
-from spark_abs.cli.root_command import Context, output_option
+from spark_abs.cli.root_command import Context, output_option, to_moment
 from spark_abs.errors import UsageError
 from spark_abs.quantities import duration_ms
 from spark_abs.rewind.plan import RewindPlan
 from spark_abs.store.failpoint import no_failpoint
 from spark_abs.store.storage import Place, Storage
 
+Given = tuple[tuple[Place, ...], tuple[Place, ...]]
+"""Checkpoint directories, and tables."""
 _LISTS = ("--checkpoints", "--tables")
 
 
@@ -57,12 +59,18 @@ class _Lists(click.Command):
     help="Delta tables that the queries write, by path or URI, or patterns. Tables that are only read stay.",
 )
 @click.option(
-    "--before", metavar="TIME", help="The latest moment, as 2026-01-31T20:15 (UTC) or with an offset."
+    "--before",
+    metavar="TIME",
+    callback=to_moment,
+    help="The latest moment, as 2026-01-31T20:15 (UTC) or with an offset.",
 )
 @click.option(
     "--at", metavar="QUERY=BATCH", multiple=True, help="The newest batch of one query. May be repeated."
 )
 @click.option("--list", "only_list", is_flag=True, help="List the moments to which one can go back.")
+@click.option(
+    "--undo", "take_back", is_flag=True, help="Take the newest rewind back; no query may have run since."
+)
 @click.option("--dry-run", is_flag=True, help="Show the plan and change nothing; the queries may run.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option(
@@ -83,9 +91,10 @@ def rewind(
     *,
     checkpoints: tuple[str, ...],
     tables: tuple[str, ...],
-    before: str | None,
+    before: datetime | None,
     at: tuple[str, ...],
     only_list: bool,
+    take_back: bool,
     dry_run: bool,
     yes: bool,
     wait: str,
@@ -98,18 +107,21 @@ def rewind(
     a query. Files that are changed or taken away are kept in _rewind/ of each checkpoint directory.
 
     A rewind that was interrupted is finished, or withdrawn if nothing had been changed, by the next call
-    with one of its directories.
+    with the same directories and tables.
     """
     # Reading of Delta tables loads libraries that other commands do without.
     from spark_abs.rewind.prepare import found_directories
 
     out, storage = ctx.out, Storage.given()
     queries = found_directories(checkpoints, storage, "metadata", "checkpoint directory")
-    if not dry_run and not only_list and _unfinished(out, queries, yes=yes, undo_others=force == "rows"):
-        return
     written = found_directories(tables, storage, "_delta_log", "Delta table")
+    if not dry_run and not only_list and _unfinished(out, (queries, written), yes, force == "rows"):
+        return
     if only_list:
         _list(out, queries, written)
+        return
+    if take_back:
+        _undo(ctx, (queries, written), dry_run=dry_run, yes=yes, wait_ms=_duration_ms(wait))
         return
     from spark_abs.rewind.apply import apply
     from spark_abs.rewind.prepare import prepare
@@ -119,7 +131,7 @@ def rewind(
         written,
         storage=storage,
         now_ms=ctx.now_ms(),
-        before_ms=None if before is None else _time_ms(before),
+        before_ms=None if before is None else int(before.timestamp() * 1000),
         at=dict(map(_batch, at)),
         undo_others=force == "rows",
     )
@@ -147,22 +159,42 @@ def rewind(
     )
 
 
-def _unfinished(out: Output, queries: tuple[Place, ...], *, yes: bool, undo_others: bool) -> bool:
-    """Finish or withdraw a rewind that was interrupted, if there is one; say whether there was."""
-    from spark_abs.rewind.apply import finish
-    from spark_abs.rewind.query import fence_of
+def _undo(ctx: Context, given: Given, *, dry_run: bool, yes: bool, wait_ms: int) -> None:
+    from spark_abs.rewind.prepare import new_id
+    from spark_abs.rewind.undo import find_undo, undo
 
-    fences = [fence for place in queries if (fence := fence_of(place)) is not None]
+    out, found = ctx.out, find_undo(*given)
+    plain = {"undoes": found.journal.rewind, "steps": found.steps}
+    if not out.json:
+        out.line(f"Undo of rewind {found.journal.rewind}", "bold")
+        for number, step in enumerate(found.steps, 1):
+            out.line(f"{number:3}. {step}")
+    if dry_run or not (yes or confirmed(out, "Carry this out?")):
+        if out.json:
+            out.result({"applied": False, **plain}, lambda _: None)
+        if not dry_run:
+            raise UsageError("nothing was changed: give --yes to carry the plan out")
+        return
+    ctx.pause(wait_ms / 1000)
+    undo(found, *given, rewind=new_id(ctx.now_ms()), now_ms=ctx.now_ms(), at=no_failpoint)
+    out.result({"applied": True, **plain}, lambda out: out.line("The rewind is undone: start the queries"))
+
+
+def _unfinished(out: Output, given: Given, yes: bool, undo_others: bool) -> bool:
+    """Finish or withdraw a rewind that was interrupted, if there is one; say whether there was."""
+    from spark_abs.rewind.query import fence_of
+    from spark_abs.rewind.undo import finish
+
+    fences = [fence for place in given[0] if (fence := fence_of(place)) is not None]
     if not fences:
         return False
     if not (yes or confirmed(out, f"Rewind {fences[0].rewind} is not finished. Finish it?")):
         raise UsageError(f"rewind {fences[0].rewind} is not finished: give --yes to finish it")
-    done = finish(queries, at=no_failpoint, undo_others=undo_others)
+    done = finish(*given, at=no_failpoint, undo_others=undo_others)
     assert done is not None
-    said = "finished" if done[1] else "withdrawn: it had changed nothing"
+    said = "finished" if done.finished else "withdrawn: it had changed nothing"
     out.result(
-        {"rewind": done[0], "finished": done[1]},
-        lambda out: out.line(f"Rewind {done[0]} is {said}. Run the command again to go back elsewhere"),
+        done, lambda out: out.line(f"Rewind {done.rewind} is {said}. Run the command again to go elsewhere")
     )
     return True
 
@@ -202,16 +234,6 @@ def _plain(plan: RewindPlan) -> Mapping[str, Any]:
         "steps": plan.steps,
         "notes": plan.notes,
     }
-
-
-def _time_ms(text: str) -> int:
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageError(
-            f"--before {text}: give a time such as 2026-01-31T20:15, in UTC or with an offset"
-        ) from None
-    return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def _batch(text: str) -> tuple[str, int]:

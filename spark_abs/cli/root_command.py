@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Concatenate, ParamSpec, TypeVar
 
 import click
@@ -29,6 +30,23 @@ class Context:
     now_ms: Callable[[], int] = now_ms
     pause: Callable[[float], None] = time.sleep
     """Called with seconds between two looks at a running job."""
+
+
+def to_moment(_: click.Context, __: click.Parameter, value: str | None) -> datetime | None:
+    """Parse a time in ISO form, UTC unless it has an offset: the callback of an option.
+
+    Raises:
+        BadParameter: it is anything else.
+    """
+    if value is None:
+        return None
+    try:
+        found = datetime.fromisoformat(value)
+    except ValueError:
+        raise click.BadParameter(
+            f"{value!r} is no time such as 2026-01-31T20:15, in UTC or with an offset"
+        ) from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def _choose_output(ctx: click.Context, _: click.Parameter, value: str | None) -> None:

@@ -196,19 +196,19 @@ def plan_adoption(
     if reasons:
         raise Refused(_said(stage, place, reasons))
     log = NativeLog(place)
-    found = Adoption(stage, place, log.query_id(), log.newest_committed(), log.newest_planned())
-    _refuse_active(job.spark, found)
-    offsets = log.offsets_text(found.planned)
+    adoption = Adoption(stage, place, log.query_id(), log.newest_committed(), log.newest_planned())
+    _refuse_active(job.spark, adoption)
+    offsets = log.offsets_text(adoption.planned)
     reasons += _sources(place, source_offsets(offsets), plan.streams)
-    before = log.find_offsets(BatchId(found.finished - 1)) or ""
+    before = log.find_offsets(BatchId(adoption.finished - 1)) or ""
     reasons += asked(
-        root, stage, offsets=log.offsets_text(found.finished), declared=plan.streams, before=before
+        root, stage, offsets=log.offsets_text(adoption.finished), declared=plan.streams, before=before
     ).lost
     reasons += _operators(place, plan)
-    reasons += _outputs(job, root, state, found, spec)
+    reasons += _outputs(job, root, state, adoption, spec)
     if reasons:
         raise Refused(_said(stage, place, reasons))
-    return found
+    return adoption
 
 
 def adopt(ctx: RunContext, attempt_number: int, adoption: Adoption, heartbeat: Callable[[], None]) -> Rebuilt:
@@ -347,22 +347,22 @@ def _kept(place: Place) -> Iterator[str]:
 
 
 def _outputs(
-    job: JobSpec, root: Root, state: ControlState | None, found: Adoption, spec: StageSpec
+    job: JobSpec, root: Root, state: ControlState | None, adoption: Adoption, spec: StageSpec
 ) -> Iterator[str]:
     """Iterate the reasons why a stage's sinks cannot continue after the query's last batch."""
     own = []
-    for sink in _sinks(job, found.stage):
+    for sink in _sinks(job, adoption.stage):
         table = _table(root, sink)
-        if table is None or refuse_running(table, found.query, found.planned) is None:
+        if table is None or refuse_running(table, adoption.query, adoption.planned) is None:
             try:
                 refuse_rows_of_others(job, sink, root, state)
             except Refused as error:
                 yield str(error)
             continue
         own.append(table)
-        if was_fenced(table, found.query) and not (state is not None and is_marked(state, sink, table)):
+        if was_fenced(table, adoption.query) and not (state is not None and is_marked(state, sink, table)):
             yield (
-                f"another root has adopted query {found.query} already, and may have written {table.uri} "
+                f"another root has adopted query {adoption.query} already, and may have written {table.uri} "
                 "since: this job would write the same rows again; start the job with that root"
             )
         if sink.key:
@@ -370,7 +370,7 @@ def _outputs(
                 f"sink {sink.name!r} merges by key, but the query appended its rows: declare the sink "
                 "without a key"
             )
-        written = written_by(table, found.query, "" if state is None else state.root)
+        written = written_by(table, adoption.query, "" if state is None else state.root)
         mode = written.mode
         if mode and mode != spec.output_mode:
             yield (
@@ -385,10 +385,10 @@ def _outputs(
             )
     if not own:
         yield (
-            f"no Delta sink of the stage, written with each batch, holds a batch of query {found.query}. If "
-            "the query uses foreachBatch, keep it as it is, see spark_abs.checkpoint_location(adopt=). If "
-            "it has written nothing yet, leave adopt= out. If it writes to Kafka, files or the console, it "
-            "cannot be adopted: begin a new job, from offsets that you choose"
+            f"no Delta sink of the stage, written with each batch, holds a batch of query {adoption.query}. "
+            "If the query uses foreachBatch, keep it as it is, see spark_abs.checkpoint_location(adopt=). "
+            "If it has written nothing yet, leave adopt= out. If it writes to Kafka, files or the console, "
+            "it cannot be adopted: begin a new job, from offsets that you choose"
         )
 
 

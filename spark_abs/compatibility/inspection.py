@@ -172,13 +172,13 @@ def check_drafted(
     if to is not None:
         checkpoints = Checkpoints.open(at, state.job)
         past = replace(past, manifest=checkpoints.load(resolve(to, checkpoints.summaries(), state).id))
-    found = inspect(job, drafted, past, leave, at_checkpoint=to is not None, refuse=False)
-    obstacles = list(found.comparison.obstacles)
+    inspection = inspect(job, drafted, past, leave, at_checkpoint=to is not None, refuse=False)
+    obstacles = list(inspection.comparison.obstacles)
     if not state.attempt.ready and to is None:
         obstacles.append(f"a restore is not finished: run `{state.attempt.command}` again")
     if state.job != job.name:
         obstacles.append(f"{at.uri} belongs to job {state.job!r}, not to {job.name!r}")
-    return replace(found.comparison, obstacles=tuple(obstacles))
+    return replace(inspection.comparison, obstacles=tuple(obstacles))
 
 
 @dataclass(frozen=True, slots=True)

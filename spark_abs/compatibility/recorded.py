@@ -132,8 +132,8 @@ class Knowledge:
             unread=self._unread,
             epoch=self._state.last_claimed,
         )
-        found = compare(recorded, declared.shapes, begin=declared.begin, leave=leave)
-        return replace(found, stages=tuple(self._checked(shapes, s) for s in found.stages))
+        comparison = compare(recorded, declared.shapes, begin=declared.begin, leave=leave)
+        return replace(comparison, stages=tuple(self._checked(shapes, s) for s in comparison.stages))
 
     def _checked(self, shapes: Sequence[StageShape], change: StageChange) -> StageChange:
         """Refuse to rearrange a native checkpoint that is not whole."""
@@ -259,7 +259,7 @@ class Knowledge:
         )
 
     def _end(self, channel: ChannelId, progress: Mapping[StageId, StageProgress]) -> Version:
-        """Return the entry after which a stage that begins now reads."""
+        """Return the channel entry after which a new stage begins."""
         if self._at_checkpoint and (cut := self._cuts().get(channel)) is not None:
             return cut
         table = Table.open(self._channel(channel))

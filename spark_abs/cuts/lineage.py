@@ -2,7 +2,7 @@
 
 Delta's sink writes `txn` with the id of its query and the number of the batch into each commit, and a writer
 in `foreachBatch` does so with `txnAppId` and `txnVersion`. A commit with no higher number than the one before
-it has set the transaction back: the table was rewound, and the batches above the number are abandoned.
+it has set the transaction back: the batches above the number are abandoned.
 """
 
 from __future__ import annotations
@@ -14,52 +14,34 @@ from dataclasses import dataclass
 from spark_abs.cuts.cut import NEVER, NOTHING, Batch, Written
 
 
-@dataclass(frozen=True, slots=True)
-class Transactions:
-    """The commits of one writer to a table."""
-
-    first: Mapping[int, int]
-    """Batch to the version that it made."""
-    rewound: Mapping[int, int]
-    """Batch to the newest version that a rewind made with the same rows."""
-
-    def written(self, query: str, table: str, batches: Sequence[Batch]) -> Written:
-        """Return the commits as a cut needs them."""
-        numbers = sorted(self.first)
-        last, following = [], []
-        for batch in batches:
-            at = bisect_right(numbers, batch.number)
-            last.append(self.first[numbers[at - 1]] if at else NOTHING)
-            following.append(self.first[numbers[at]] if at < len(numbers) else NEVER)
-        return Written(query, table, tuple(last), tuple(following))
-
-    def version_at(self, batch: int) -> int:
-        """Return the newest version with the rows up to a batch, `NOTHING` if no batch up to it made one."""
-        numbers = [number for number in self.first if number <= batch]
-        rewinds = [version for number, version in self.rewound.items() if number <= batch]
-        return max([self.first[n] for n in numbers] + rewinds, default=NOTHING)
-
-
-def transactions(commits: Iterable[tuple[int, int]]) -> Transactions:
-    """Follow the transactions of one writer.
+def written_by(
+    commits: Iterable[tuple[int, int]], query: str, table: str, batches: Sequence[Batch]
+) -> Written:
+    """Return what a query has written to a table, as a cut needs it.
 
     Args:
-        commits: version of the table and number of the batch, in the order of the log.
+        commits: version of the table and number of the batch, of one application id, in the order of the log.
+        query: the query.
+        table: the table.
+        batches: of the query, oldest first.
     """
+    first = first_versions(commits)
+    numbers = sorted(first)
+    last, following = [], []
+    for batch in batches:
+        at = bisect_right(numbers, batch.number)
+        last.append(first[numbers[at - 1]] if at else NOTHING)
+        following.append(first[numbers[at]] if at < len(numbers) else NEVER)
+    return Written(query, table, tuple(last), tuple(following))
+
+
+def first_versions(commits: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Return for each batch the version that it made. Arguments as for `written_by`."""
     first: dict[int, int] = {}
-    rewound: dict[int, int] = {}
-    newest = NOTHING
     for version, batch in commits:
-        if batch <= newest:
-            for abandoned in [number for number in first if number > batch]:
-                del first[abandoned]
-            for abandoned in [number for number in rewound if number > batch]:
-                del rewound[abandoned]
-            rewound[batch] = version
-        else:
-            first[batch] = version
-        newest = batch
-    return Transactions(first, rewound)
+        first = {number: at for number, at in first.items() if number <= batch}
+        first.setdefault(batch, version)
+    return first
 
 
 @dataclass(frozen=True, slots=True)

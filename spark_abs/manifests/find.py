@@ -1,4 +1,4 @@
-"""The checkpoints of a root, and the search for one by id, savepoint name or `latest`.
+"""The checkpoints of a root, and the search for one by id, savepoint name, `latest` or a moment.
 
 Nothing is created, and one damaged row does not hide the others.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from spark_abs.advice import way
 from spark_abs.errors import CheckpointNotFound, DamageError, UsageError
@@ -46,7 +47,7 @@ def lookup(root: Root, to: str | int) -> Found:
     return Found(load(root, summary), summary.attempt != NO_ATTEMPT and not on_path(summary, state))
 
 
-def choose(to: str | int, listing: ManifestListing, state: ControlState) -> Summary:
+def choose(to: str | int | datetime, listing: ManifestListing, state: ControlState) -> Summary:
     """Resolve `to` among the readable rows. A damaged row is never skipped silently.
 
     Raises:
@@ -55,14 +56,16 @@ def choose(to: str | int, listing: ManifestListing, state: ControlState) -> Summ
     """
     text = str(to)
     try:
-        chosen = resolve(text, listing.completed, state)
+        chosen = resolve(to, listing.completed, state)
     except CheckpointNotFound as error:
         if not listing.damaged:
             raise
         if any(text == str(d.id) for d in listing.damaged):
             raise DamageError(f"checkpoint {text} is damaged: {_unreadable(listing)}") from error
         raise DamageError(f"{error}; or its row is unreadable: {_unreadable(listing)}") from error
-    if text == LATEST and any(d.id is None or d.id > chosen.id for d in listing.damaged):
+    if (text == LATEST or isinstance(to, datetime)) and any(
+        d.id is None or d.id > chosen.id for d in listing.damaged
+    ):
         raise DamageError(
             f"the newest checkpoint may be damaged: {_unreadable(listing)}: see `spark-abs list ROOT` and "
             "name another checkpoint, or restore the newest intact checkpoint with "
@@ -185,17 +188,20 @@ def check_savepoint_name(name: str) -> None:
         raise UsageError(f"{LATEST!r} means the newest checkpoint: choose another savepoint name")
 
 
-def resolve(to: str | int, completed: Sequence[Summary], state: ControlState) -> Summary:
-    """Find the checkpoint `to`: an id, the name of a savepoint, or `latest`.
+def resolve(to: str | int | datetime, completed: Sequence[Summary], state: ControlState) -> Summary:
+    """Find the checkpoint `to`: an id, the name of a savepoint, `latest`, or a moment (UTC without a zone).
 
-    `latest` is the newest on the current path. An id may name an abandoned checkpoint. Of several savepoints
+    `latest` is the newest on the current path; a moment is the newest one there whose cut was made by then:
+    no later row is in it. An id may name an abandoned checkpoint. Of several savepoints
     with the same name the newest on the current path is taken, else the newest of all.
 
     Raises:
         CheckpointNotFound: there is none.
     """
     text = str(to)
-    if text == LATEST:
+    if isinstance(to, datetime):
+        matching = [s for s in completed if on_path(s, state) and cut_by(to, s)]
+    elif text == LATEST:
         matching = [s for s in completed if on_path(s, state)]
     elif text.isdecimal():
         matching = [s for s in completed if s.id == int(text)]
@@ -203,9 +209,22 @@ def resolve(to: str | int, completed: Sequence[Summary], state: ControlState) ->
         named = [s for s in completed if s.name == text]
         matching = [s for s in named if on_path(s, state)] or named
     if not matching:
-        what = "no completed checkpoint on the current path" if text == LATEST else f"no checkpoint {text!r}"
+        what = f"no checkpoint {text!r}"
+        if isinstance(to, datetime):
+            what = f"no checkpoint of before {_aware(to):%Y-%m-%d %H:%M:%S %Z} on the current path"
+        elif text == LATEST:
+            what = "no completed checkpoint on the current path"
         raise CheckpointNotFound(f"job {state.job!r} has {what}: {_said(completed)}")
     return max(matching, key=lambda s: s.id)
+
+
+def cut_by(moment: datetime, summary: Summary) -> bool:
+    """Say whether all stages had made their cuts at a moment, which is in UTC unless it has a zone."""
+    return summary.acked_ms <= _aware(moment).timestamp() * 1000
+
+
+def _aware(moment: datetime) -> datetime:
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def _said(completed: Sequence[Summary]) -> str:

@@ -134,13 +134,13 @@ def check_feedback(feedback: Feedback, written: StructType) -> None:
         GraphError: the schemas differ; the message shows both.
     """
     declared = {field.name: field.dataType.simpleString() for field in plain_schema(feedback.schema)}
-    found = {field.name: field.dataType.simpleString() for field in written}
-    if declared != found:
-        names = sorted({*declared.items()} ^ {*found.items()})
+    actual = {field.name: field.dataType.simpleString() for field in written}
+    if declared != actual:
+        names = sorted({*declared.items()} ^ {*actual.items()})
         differing = ", ".join(dict.fromkeys(name for name, _ in names))
         raise GraphError(
             f"feedback {feedback.name!r} was declared as {_shown(declared)}, and its channel "
-            f"{feedback.channel!r} has {_shown(found)}: they differ in {differing}"
+            f"{feedback.channel!r} has {_shown(actual)}: they differ in {differing}"
         )
 
 

@@ -56,9 +56,9 @@ class SinkDecl:
 
     @property
     def written(self) -> str | None:
-        """The Delta table that the sink writes, with each batch or after each checkpoint.
+        """The Delta table of the sink, written with each batch or after each checkpoint.
 
-        None without one.
+        None for other sinks.
         """
         return self.table or self.epoch_table
 
@@ -262,17 +262,17 @@ def _goes_round(stage: StageDecl, watermark: Watermark) -> Sequence[str]:
 def _too_short(
     stage: StageDecl, watermark: Watermark, lateness: Mapping[StageId, tuple[int, bool]]
 ) -> Sequence[str]:
-    found = []
+    short = []
     for channel in watermark.channels:
         if channel in stage.feedback:
             continue
         late, held = lateness[producer(channel)]
         if watermark.delay_ms < late or (held and watermark.delay_ms == late):
             more = " and more" if held else ""
-            found.append(
+            short.append(
                 f"stage {stage.name!r}: a watermark delay of {watermark.delay_ms} ms on {watermark.column!r} "
                 f"is too short: {producer(channel)!r} may send rows {late} ms late{more}, which Spark would "
                 "drop silently; use a longer delay (that of the stage before plus the time bound of "
                 "its join or window), or set spark.abs.graph.watermarkCheck=warn"
             )
-    return found
+    return short

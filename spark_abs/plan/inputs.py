@@ -35,7 +35,7 @@ def given_inputs(
         GraphError: an input is not valid or belongs to another job, or a lookup is beside more than one
             stream.
     """
-    found: list[Input] = []
+    checked: list[Input] = []
     pinned = []
     for given in listed_inputs(stage, inputs):
         if isinstance(given, (Output, Feedback, Lookup)):
@@ -45,19 +45,19 @@ def given_inputs(
                     f"stage {stage!r} reads {said!r} of another job: a stage can only read channels of its "
                     "own job"
                 )
-            found.append(given)
+            checked.append(given)
         elif hasattr(given, "isStreaming"):
             frame, table = cast("DataFrame", given), None
             if not frame.isStreaming:
                 frame, table = pin_version(frame)
-            found.append(frame)
+            checked.append(frame)
             pinned += [table] if table is not None else []
         elif callable(given):
-            found.append(TrackedSource(given))
+            checked.append(TrackedSource(given))
         else:
             raise GraphError(f"stage {stage!r}: input {given!r} is neither a stage nor a DataFrame")
-    _check_lookups(stage, found)
-    return tuple(found), tuple(pinned)
+    _check_lookups(stage, checked)
+    return tuple(checked), tuple(pinned)
 
 
 def _check_lookups(stage: str, inputs: Sequence[Input]) -> None:

@@ -137,10 +137,10 @@ def open_lookups(job: JobSpec, pinned: Sequence[LookupVersion]) -> Mapping[str, 
         GraphError: a table does not exist, or two lookups have one name.
         DamageError: a recorded table was replaced by a different table.
     """
-    found: dict[str, OpenedLookup] = {}
+    opened: dict[str, OpenedLookup] = {}
     for lookup in (i for stage in job.stages.values() for i in stage.lookups):
-        if lookup.name in found:
-            if found[lookup.name].lookup is not lookup:
+        if lookup.name in opened:
+            if opened[lookup.name].lookup is not lookup:
                 raise GraphError(f"lookup {lookup.name!r} is declared twice: choose a different name")
             continue
         place = job.root.storage.place(lookup.table)
@@ -154,8 +154,8 @@ def open_lookups(job: JobSpec, pinned: Sequence[LookupVersion]) -> Mapping[str, 
         at = following(last, table.newest())
         at = at if last is None or is_due(last, lookup.max_age_ms, at.at_ms) else last
         frame, read = table.frame(at)
-        found[lookup.name] = OpenedLookup(lookup, at, frame, read.path)
-    return found
+        opened[lookup.name] = OpenedLookup(lookup, at, frame, read.path)
+    return opened
 
 
 def as_planned(frame: DataFrame, opened: OpenedLookup, version: Version) -> DataFrame:

@@ -49,9 +49,9 @@ def refuse_shared_sinks(sinks: Sequence[SinkDecl], storage: Storage) -> None:
     Raises:
         GraphError: names both and their paths.
     """
-    found = [(sink, refer(storage, sink.written)) for sink in sinks if sink.written is not None]
-    for number, (sink, table) in enumerate(found):
-        for other, same in found[:number]:
+    written = [(sink, refer(storage, sink.written)) for sink in sinks if sink.written is not None]
+    for number, (sink, table) in enumerate(written):
+        for other, same in written[:number]:
             if table.is_same(same):
                 raise GraphError(
                     f"sinks {other.name!r} and {sink.name!r} write the same table {_paths(same, table)}: a "

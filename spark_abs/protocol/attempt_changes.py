@@ -94,16 +94,16 @@ def start_functions(state: ControlState, run: RunId, started: Sequence[StartedFu
     batch are dropped.
     """
     require_current(state, run)
-    attempt, found = state.attempt, []
+    attempt, functions = state.attempt, []
     for new in started:
         held = attempt.functions_of(new.stage, new.after)
         if held is not None:
-            found.append(held)
+            functions.append(held)
         if held is None or replace(held, after=new.after) != new:
-            found.append(new)
+            functions.append(new)
     stages = {new.stage for new in started}
     others = (f for f in attempt.functions if f.stage not in stages)
-    attempt = replace(attempt, functions=(*others, *found))
+    attempt = replace(attempt, functions=(*others, *functions))
     return replace(state, attempts=(*state.attempts[:-1], attempt))
 
 

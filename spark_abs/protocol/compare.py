@@ -81,12 +81,12 @@ class _Comparing:
 
     def run(self) -> Comparison:
         """Compare stage by stage, then over all stages."""
-        found = [self._stage(shape) for shape in self._declared]
+        changes = [self._stage(shape) for shape in self._declared]
         names = {shape.stage for shape in self._declared}
-        if all(change.verdict is not Verdict.REFUSED for change in found):
-            found = self._with_moved_sinks(found)
-        found += [self._left(s.stage) for s in self._recorded.shapes if s.stage not in names]
-        return Comparison(self._recorded.where, tuple(map(self._with_way_back, found)))
+        if all(change.verdict is not Verdict.REFUSED for change in changes):
+            changes = self._with_moved_sinks(changes)
+        changes += [self._left(s.stage) for s in self._recorded.shapes if s.stage not in names]
+        return Comparison(self._recorded.where, tuple(map(self._with_way_back, changes)))
 
     def _with_way_back(self, change: StageChange) -> StageChange:
         """Add a remedy for a failing batch to reasons that ask for a start of the unchanged job."""
@@ -104,13 +104,13 @@ class _Comparing:
         reasons = (reason + way if _UNCHANGED in reason else reason for reason in change.notes)
         return replace(change, notes=tuple(reasons))
 
-    def _with_moved_sinks(self, found: Sequence[StageChange]) -> list[StageChange]:
+    def _with_moved_sinks(self, changes: Sequence[StageChange]) -> list[StageChange]:
         reasons: dict[StageId, tuple[str, ...]] = {}
-        for stage, reason in moved_sinks(self._recorded, self._declared, found):
+        for stage, reason in moved_sinks(self._recorded, self._declared, changes):
             reasons[stage] = (*reasons.get(stage, ()), reason)
         return [
             StageChange(c.stage, Verdict.REFUSED, reasons[c.stage]) if c.stage in reasons else c
-            for c in found
+            for c in changes
         ]
 
     def _stage(self, shape: StageShape) -> StageChange:

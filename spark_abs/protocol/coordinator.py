@@ -308,7 +308,7 @@ class Coordinator:
     def _overtake(self, now_ms: int) -> tuple[Effect, ...]:
         """Make aligned checkpoints that take too long unaligned (P16); savepoints stay aligned."""
         timeout_ms = self._settings().aligned_timeout_ms
-        found = [
+        overdue = [
             p
             for p in self.pending
             if p.verdict is None
@@ -317,10 +317,10 @@ class Coordinator:
             and timeout_ms is not None
             and now_ms - p.since_ms >= timeout_ms
         ]
-        for late in found:
+        for late in overdue:
             barrier = replace(late.barrier, mode=CheckpointMode.UNALIGNED)
             self._pending[late.id] = replace(late, barrier=barrier)
-        return tuple(Overtake(late.id) for late in found)
+        return tuple(Overtake(late.id) for late in overdue)
 
     def _commit_next(self) -> tuple[Effect, ...]:
         """Send the verdict on the lowest open id, once: no later verdict may become durable before it."""

@@ -83,10 +83,10 @@ def unread(loads: Iterable[Load], consumers: Iterable[Version]) -> Unread:
     return Unread(len(sizes), sum(sizes))
 
 
-def grants(found: Unread, capacity: Capacity) -> bool:
+def grants(unread: Unread, capacity: Capacity) -> bool:
     """Say whether a channel has credit for one more batch of any size; an empty channel always has."""
-    entries = capacity.entries is None or found.entries < capacity.entries
-    return not found.entries or (entries and (capacity.size is None or found.size < capacity.size))
+    entries = capacity.entries is None or unread.entries < capacity.entries
+    return not unread.entries or (entries and (capacity.size is None or unread.size < capacity.size))
 
 
 def holds_back(loads: Iterable[Load], position: Version, capacity: Capacity) -> bool:

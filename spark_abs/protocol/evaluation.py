@@ -91,7 +91,7 @@ class Missing:
     """How the tables that lack a partly committed batch get the rows."""
 
     own: Mapping[str, Staged] = field(default_factory=dict)
-    """By table: its named files, or the fact that it gets no rows."""
+    """By table: its named files; no files for a table without rows."""
     lent: Mapping[str, Staged] = field(default_factory=dict)
     """By table: files of the same output, from another table or staged."""
     anew: tuple[Consumer, ...] = ()

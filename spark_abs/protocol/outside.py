@@ -59,8 +59,7 @@ class Epoch:
     after: Mark
     mark: Mark
     floor: Version = FIRST_ENTRY
-    """No restore can go back to before this entry: data for undoing earlier epochs may be deleted.
-    """
+    """No restore can go back to before this entry: data for undoing earlier epochs may be deleted."""
     first: bool = False
     """Whether the sink has committed nothing yet and so has no mark."""
     savepoint: str | None = None
@@ -147,14 +146,14 @@ def meeting(line: Sequence[Branch], path: Sequence[Branch]) -> Mark:
 
     If the two have no point in common, this is the beginning of the newest attempt of `path`.
     """
-    found = Mark(path[-1].attempt, NO_EPOCH, FIRST_ENTRY)
+    common = Mark(path[-1].attempt, NO_EPOCH, FIRST_ENTRY)
     for mine, other in zip(line, path, strict=False):
         if mine.attempt != other.attempt:
             break
         until = min(v for v in (mine.until, other.until) if v is not None)
         if until >= FIRST_ENTRY:
-            found = Mark(mine.attempt, NO_EPOCH, until)
-    return found
+            common = Mark(mine.attempt, NO_EPOCH, until)
+    return common
 
 
 def mark_after_rollback(

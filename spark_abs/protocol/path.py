@@ -39,7 +39,7 @@ def channel_path(
         DamageError: the stored plan of an attempt cannot be read.
     """
     path = state.lineage(attempt)
-    found = []
+    branches = []
     for step, after in zip(path, (*path[1:], None), strict=True):
         if after is None:
             until = None
@@ -49,5 +49,5 @@ def channel_path(
             except DamageError as error:
                 raise DamageError(f"the restore plan of attempt {after.id} is unreadable: {error}") from error
             until = point.channels.get(channel, NOTHING)
-        found.append(Branch(step.id, until))
-    return tuple(found)
+        branches.append(Branch(step.id, until))
+    return tuple(branches)

@@ -37,8 +37,7 @@ class LostStage:
     has_native_inputs: bool = False
     """Whether the stage reads native sources, with or without channels."""
     calls_functions: bool = False
-    """Whether a sink of the stage is a function: it may have been called for a batch that no output holds.
-    """
+    """Whether a sink of the stage is a function: it may have been called for a batch that no output holds."""
 
 
 def repeats(lost: LostStage, plans: Mapping[BatchId, P]) -> tuple[Repeat[P], ...]:
@@ -60,10 +59,10 @@ def repeats(lost: LostStage, plans: Mapping[BatchId, P]) -> tuple[Repeat[P], ...
         raise Refused(
             "no checkpoint records where its native sources started, so it could read other rows than before"
         )
-    found = []
+    repeated = []
     for number in range(lost.cut + 1, lost.written + 1):
         batch = BatchId(number)
         if batch not in plans:
             raise Refused(f"its outputs do not record the input of batch {batch}")
-        found.append(Repeat(batch, plans[batch]))
-    return tuple(found)
+        repeated.append(Repeat(batch, plans[batch]))
+    return tuple(repeated)

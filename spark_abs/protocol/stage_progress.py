@@ -62,9 +62,9 @@ def begins_at(
         at_cut: the stage's position in the restored checkpoint, if it had run no batch there.
         feedback: whether the channel closes a loop.
     """
-    found = recorded.get((stage, channel))
-    if found is not None:
-        return found
+    first = recorded.get((stage, channel))
+    if first is not None:
+        return first
     return next((p for p in at_cut if p.channel == channel), first_position(channel, feedback))
 
 
@@ -81,15 +81,15 @@ def current_cut(
         ended: the last batch of the producer that all its outputs hold.
         attempt: the current attempt.
     """
-    found = end
+    cut = end
     for entry in newest_first:
         if entry is None or entry.attempt not in (AttemptId(0), attempt):
             break
         if entry.batch > ended:
-            found = Version(entry.version - 1)
+            cut = Version(entry.version - 1)
         elif entry.batch != NO_BATCH:
             break
-    return found
+    return cut
 
 
 def whole_after(newest_first: Iterable[Entry], end: Version, ended: BatchId) -> Version:

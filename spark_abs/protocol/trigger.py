@@ -15,8 +15,7 @@ class RunStatus(StrEnum):
     CREATED = "created"
     RUNNING = "running"
     ENDING = "ending"
-    """Only barriers keep a loop from ending: none is sent until the loop has ended or has rows again.
-    """
+    """Only barriers keep a loop from ending: none is sent until the loop has ended or has rows again."""
     STOPPING = "stopping"
     FINISHED = "finished"
     FAILED = "failed"

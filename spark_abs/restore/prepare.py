@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Concatenate, ParamSpec
 
 from spark_abs.advice import way
@@ -15,6 +16,7 @@ from spark_abs.manifests.find import (
     LATEST,
     ManifestListing,
     choose,
+    cut_by,
     list_manifests,
     load,
     newest_first,
@@ -82,7 +84,7 @@ def _preparing(
 @_preparing
 def prepare(
     root: Root,
-    to: str | int,
+    to: str | int | datetime,
     *,
     force: Collection[Force] = (),
     fallback: bool = False,
@@ -98,7 +100,7 @@ def prepare(
 
     Args:
         root: the job's root.
-        to: an id, the name of a savepoint, or `latest`.
+        to: an id, the name of a savepoint, `latest`, or the moment by which the cut was made.
         force: the obstacles to override.
         fallback: if that checkpoint is damaged, take the newest intact one before it on the current path;
             the plan's notes say so.
@@ -169,8 +171,10 @@ def prepare(
     raise DamageError(f"no checkpoint{which} on the current path is intact: {damage}") from damage
 
 
-def _below(to: str | int, wanted: Summary | None, listing: ManifestListing) -> CheckpointId | None:
-    """Return the id that a fallback stays below; None for `latest`, which has no bound."""
+def _below(to: str | int | datetime, wanted: Summary | None, listing: ManifestListing) -> CheckpointId | None:
+    """Return the id that a fallback stays below; None if there is no bound, as for `latest`."""
+    if isinstance(to, datetime):
+        return min((s.id for s in listing.completed if not cut_by(to, s)), default=None)
     if str(to) == LATEST:
         return None
     if wanted is not None:

@@ -8,9 +8,7 @@ step 2 is withdrawn: the fences go, and nothing else was changed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 from deltalake import DeltaTable
@@ -20,7 +18,17 @@ from spark_abs.codec import from_json, to_json
 from spark_abs.errors import CommitConflict, DamageError, Refused
 from spark_abs.model import BatchId, Version, checked_relative
 from spark_abs.rewind.files import cut_source_log, newer
-from spark_abs.rewind.journal import DIRECTORY, FENCE, Fence, Journal, QueryGoal, Rewound, TableGoal
+from spark_abs.rewind.journal import (
+    DIRECTORY,
+    FENCE,
+    Fence,
+    Journal,
+    Mark,
+    QueryGoal,
+    Rewound,
+    TableGoal,
+    mark_of,
+)
 from spark_abs.rewind.plan import RewindPlan
 from spark_abs.rewind.query import METADATA, fence_of, jumped
 from spark_abs.snapshots.capture import CaptureIncomplete, capture
@@ -32,7 +40,6 @@ from spark_abs.store.version_files import lacks_vectors, place_of
 
 Failpoint = Callable[[str], None]
 
-_MARK = "sparkAbsRewind"
 _FEATURES = frozenset(
     (
         "appendOnly",
@@ -57,7 +64,7 @@ def check_plan(plan: RewindPlan, storage: Storage) -> None:
         place = storage.place(query.uri)
         try:
             capture(place.fs, place.path, BatchId(query.batch), source_logs=False)
-            _source_logs(query, _Files(place, plan.journal.rewind))
+            _source_logs(query, Files(place, plan.journal.rewind))
         except (CaptureIncomplete, DamageError) as error:
             raise Refused(f"query {query.name!r} cannot go back to batch {query.batch}: {error}") from error
     for goal in plan.journal.tables:
@@ -106,6 +113,12 @@ def apply(plan: RewindPlan, storage: Storage, *, require_still: Callable[[], Non
         for goal in journal.tables:
             _restore(storage.place(goal.uri), goal, journal)
         return
+    begin(journal, storage, require_still=require_still, at=at)
+    carry_out(journal, storage, at)
+
+
+def begin(journal: Journal, storage: Storage, *, require_still: Callable[[], None], at: Failpoint) -> None:
+    """Fence the queries of a journal and write it. Arguments and errors as for `apply`."""
     places = [storage.place(query.uri) for query in journal.queries]
     uris = tuple(place.uri for place in places)
     for place, query in zip(places, journal.queries, strict=True):
@@ -123,32 +136,25 @@ def apply(plan: RewindPlan, storage: Storage, *, require_still: Callable[[], Non
     except BaseException:
         _withdraw(places, journal.rewind)
         raise
-    places[0].write(f"{DIRECTORY}/{journal.rewind}/journal.json", to_json(journal).encode())
+    write_journal(journal, storage)
     at("journal")
-    _finish(journal, storage, at)
 
 
-def finish(
-    checkpoints: Sequence[Place], *, at: Failpoint, undo_others: bool = False
-) -> tuple[str, bool] | None:
-    """Finish or withdraw the rewind whose fence stands in one of these directories.
+def write_journal(journal: Journal, storage: Storage) -> None:
+    """Write the plan of a rewind, in place of an earlier one of the same id."""
+    first = storage.place(journal.queries[0].uri)
+    first.write(f"{DIRECTORY}/{journal.rewind}/journal.json", to_json(journal).encode())
 
-    Returns:
-        The id of the rewind and whether it was finished, or else withdrawn; None if no fence stands.
-    """
-    for place in checkpoints:
-        fence = fence_of(place)
-        if fence is None:
-            continue
-        storage = place.storage
-        found = storage.place(fence.journal).read(f"{DIRECTORY}/{_checked(fence.rewind)}/journal.json")
-        if found is None:
-            _withdraw([storage.place(uri) for uri in fence.queries], fence.rewind)
-            return fence.rewind, False
-        journal = from_json(Journal, found)
-        _finish(replace(journal, undo_others=undo_others or journal.undo_others), storage, at)
-        return fence.rewind, True
-    return None
+
+def journal_of(first: Place, rewind: str) -> Journal | None:
+    """Read the plan of a rewind from the directory that has it; None if it has not begun."""
+    found = first.read(f"{DIRECTORY}/{_checked(rewind)}/journal.json")
+    return None if found is None else from_json(Journal, found)
+
+
+def withdraw(fence: Fence, storage: Storage) -> None:
+    """Take the fences of a rewind away that has not begun."""
+    _withdraw([storage.place(uri) for uri in fence.queries], fence.rewind)
 
 
 def _checked(rewind: str) -> str:
@@ -158,7 +164,8 @@ def _checked(rewind: str) -> str:
     return name
 
 
-def _finish(journal: Journal, storage: Storage, at: Failpoint) -> None:
+def carry_out(journal: Journal, storage: Storage, at: Failpoint) -> None:
+    """Do what is left of a rewind that has begun."""
     places = [storage.place(query.uri) for query in journal.queries]
     done = f"{DIRECTORY}/{_checked(journal.rewind)}/done"
     if places[0].read(done) is None:
@@ -202,14 +209,14 @@ def _remove(place: Place, path: str) -> None:
 def _restore(place: Place, goal: TableGoal, journal: Journal) -> Version:
     """Bring a table back in one commit; return its version, also when an earlier call has made it."""
     table = Table.open(place)
-    said = json.dumps({_MARK: journal.rewind, "v": 1})
+    said = to_json(Mark(journal.rewind, goal.version if goal.restored else None))
     while True:
         table.refresh()
         since = [
             c for c in map(table.read_commit, range(goal.before + 1, table.version + 1)) if c is not None
         ]
         for made in since:
-            if made.metadata is not None and _is_mark(made.metadata, journal.rewind):
+            if (mark := mark_of(made.metadata)) is not None and mark.sparkAbsRewind == journal.rewind:
                 return made.version
         _refuse_others(goal, since, journal)
         commit = Commit((), goal.transactions, said, replace=goal.restored)
@@ -223,12 +230,14 @@ def _restore(place: Place, goal: TableGoal, journal: Journal) -> Version:
             continue
 
 
-def _is_mark(metadata: str, rewind: str) -> bool:
-    try:
-        plain = json.loads(metadata)
-    except ValueError:
-        return False
-    return isinstance(plain, dict) and plain.get(_MARK) == rewind
+def version_of(table: Table, rewind: str, after: int) -> Version | None:
+    """Return the version that a rewind made of a table, None if there is none after a version."""
+    for commit in table.backwards():
+        if commit.version <= after:
+            return None
+        if (mark := mark_of(commit.metadata)) is not None and mark.sparkAbsRewind == rewind:
+            return commit.version
+    return None
 
 
 def _refuse_others(goal: TableGoal, since: Sequence[LogCommit], journal: Journal) -> None:
@@ -241,7 +250,7 @@ def _refuse_others(goal: TableGoal, since: Sequence[LogCommit], journal: Journal
         )
 
 
-class _Files:
+class Files:
     """The files of one checkpoint directory, and the copies of those that a rewind changes."""
 
     def __init__(self, place: Place, rewind: str) -> None:
@@ -258,6 +267,20 @@ class _Files:
             if info.type is fs.FileType.File
         )
         return sorted(path for path in found if not path.startswith(f"{DIRECTORY}/"))
+
+    def put_back(self, at: Failpoint) -> None:
+        """Move all copies to where they were."""
+        top = f"{self.place.path}/{self._kept}"
+        for info in self.place.fs.get_file_info(fs.FileSelector(top, allow_not_found=True, recursive=True)):
+            if info.type is fs.FileType.File:
+                at("back")
+                path = checked_relative(info.path.removeprefix(f"{top}/"))
+                self._directory(path)
+                self.place.fs.move(info.path, f"{self.place.path}/{path}")
+
+    def forget_record(self) -> None:
+        """Take away the record of the rewind: the directory is as it was before."""
+        _remove(self.place, f"{self._kept.removesuffix('/files')}/rewound.json")
 
     def take_away(self, path: str) -> None:
         """Move a file to the copies."""
@@ -303,7 +326,7 @@ class _Files:
             self.place.fs.create_dir(f"{self.place.path}/{path.rpartition('/')[0]}", recursive=True)
 
 
-def _source_logs(query: QueryGoal, files: _Files) -> dict[str, str]:
+def _source_logs(query: QueryGoal, files: Files) -> dict[str, str]:
     """Return the files that the logs of the query's file sources lack: path to text."""
     offsets = parse_offsets(query.offsets[str(query.batch)])
     wanted: dict[str, str] = {}
@@ -316,7 +339,7 @@ def _source_logs(query: QueryGoal, files: _Files) -> dict[str, str]:
     return wanted
 
 
-def _unread(offsets: OffsetFile, files: _Files) -> list[str]:
+def _unread(offsets: OffsetFile, files: Files) -> list[str]:
     """Return the logs of file sources of which the query had read nothing."""
     sources = {path.split("/")[1] for path in files.listed() if path.startswith("sources/")}
     tops = [f"sources/{source}" for source in sorted(sources - offsets.offsets.keys())]
@@ -330,7 +353,7 @@ def _rewind_files(
     record = f"{DIRECTORY}/{_checked(journal.rewind)}/rewound.json"
     if place.read(record) is not None:
         return
-    files, offsets = _Files(place, journal.rewind), parse_offsets(query.offsets[str(query.batch)])
+    files, offsets = Files(place, journal.rewind), parse_offsets(query.offsets[str(query.batch)])
     for path, text in _source_logs(query, files).items():
         files.rewrite(path, text)
     unread = tuple(f"{top}/" for top in _unread(offsets, files))

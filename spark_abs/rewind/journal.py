@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from spark_abs.codec import from_json
+from spark_abs.errors import DamageError
 from spark_abs.model import FORMAT
 
 DIRECTORY = "_rewind"
@@ -30,6 +32,27 @@ class Fence:
     queries: tuple[str, ...]
     """The checkpoint directories that the rewind fences."""
     v: int = FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The user metadata of the commit that a rewind makes on a table."""
+
+    sparkAbsRewind: str  # noqa: N815 - as it stands in the table's history
+    """The id of the rewind."""
+    version: int | None
+    """Whose rows the table has from here on, -1 for none; None if its rows did not change."""
+    v: int = FORMAT
+
+
+def mark_of(metadata: str | None) -> Mark | None:
+    """Return the mark of a rewind, None for what others have written."""
+    if metadata is None or "sparkAbsRewind" not in metadata:
+        return None
+    try:
+        return from_json(Mark, metadata)
+    except DamageError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +98,10 @@ class Journal:
     tables: tuple[TableGoal, ...]
     undo_others: bool = False
     """Whether commits of others are undone, too."""
+    undoes: str = ""
+    """The id of the rewind that this one takes back."""
+    planned: bool = True
+    """Whether the goals are there: an undo makes them after the files are back."""
     v: int = FORMAT
 
 

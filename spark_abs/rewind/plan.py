@@ -34,7 +34,13 @@ class RewindPlan:
 
 
 def plan_rewind(
-    found: Survey, cut: Mapping[str, int], *, rewind: str, now_ms: int, undo_others: bool = False
+    found: Survey,
+    cut: Mapping[str, int],
+    *,
+    rewind: str,
+    now_ms: int,
+    undo_others: bool = False,
+    abandoned: Mapping[str, int] | None = None,
 ) -> RewindPlan:
     """Plan the way back to a cut. Pure.
 
@@ -44,6 +50,8 @@ def plan_rewind(
         rewind: the id of the rewind.
         now_ms: the time.
         undo_others: whether rows that others have written since may go.
+        abandoned: table to its present version, whose rows are those of an earlier rewind: it goes back to
+            what was surveyed in any case.
 
     Raises:
         Refused: others have changed a table since.
@@ -53,6 +61,9 @@ def plan_rewind(
     steps: list[str] = []
     for table in found.tables:
         goal = _table_goal(found, table, cut, chosen)
+        present = (abandoned or {}).get(table.uri)
+        if present is not None:
+            goal = _leaving(table, goal, present, chosen)
         if goal is None:
             continue
         strangers = table.strangers(goal.version) if goal.restored else ()
@@ -105,10 +116,19 @@ def _table_goal(
     return TableGoal(table.uri, min(until, default=following) - 1, table.version, transactions, True)
 
 
+def _leaving(
+    table: TableFacts, goal: TableGoal | None, present: int, chosen: Mapping[str, Batch]
+) -> TableGoal:
+    """Return the goal of a table whose rows are those of an earlier rewind."""
+    transactions = {app: chosen[query].number for app, query in table.writers.items()}
+    back = goal.version if goal is not None and goal.restored else table.version
+    return TableGoal(table.uri, back, present, transactions, True)
+
+
 def _table_step(table: TableFacts, goal: TableGoal, strangers: tuple[LogCommit, ...]) -> str:
     if not goal.restored:
         return f"table {table.uri}: no rows change; its transactions go back"
-    undone = [c for c in table.commits if c.version > goal.version and c.data_change]
+    undone = [c for c in table.path if c.version > goal.version and c.data_change]
     left = {path for c in undone for path in c.removed}
     rows = sum(file.rows for c in undone for file in c.adds if file.path not in left)
     writers = sorted({table.writers[app] for c in undone for app in c.transactions if app in table.writers})

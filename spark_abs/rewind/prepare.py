@@ -51,6 +51,11 @@ class Prepared:
                 )
 
 
+def new_id(now_ms: int) -> str:
+    """Return the id of a new rewind; a later one sorts after it."""
+    return f"{datetime.fromtimestamp(now_ms / 1000, UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
+
+
 def found_directories(patterns: Sequence[str], storage: Storage, mark: str, what: str) -> tuple[Place, ...]:
     """Return the directories that patterns name.
 
@@ -120,8 +125,7 @@ def prepare(
         place = max((at for at, b in enumerate(batches) if b.number <= batch), default=-1)
         bound[name] = min(bound[name], place)
     cut = newest_cut(found.pipeline, bound)
-    rewind = f"{datetime.fromtimestamp(now_ms / 1000, UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
-    plan = plan_rewind(found, cut, rewind=rewind, now_ms=now_ms, undo_others=undo_others)
+    plan = plan_rewind(found, cut, rewind=new_id(now_ms), now_ms=now_ms, undo_others=undo_others)
     check_plan(plan, storage)
     return Prepared(plan, storage, found, tuple(checkpoints))
 

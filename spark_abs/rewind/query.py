@@ -75,8 +75,12 @@ class QueryFacts:
         return Read(self.name, uri, tuple(until)) if reads else None
 
 
-def read_queries(places: Sequence[Place]) -> tuple[QueryFacts, ...]:
+def read_queries(places: Sequence[Place], fenced_by: str = "") -> tuple[QueryFacts, ...]:
     """Read checkpoint directories.
+
+    Args:
+        places: the directories.
+        fenced_by: the id of the rewind whose fences are no obstacle.
 
     Raises:
         UsageError: one is not a checkpoint directory, or is given twice.
@@ -87,7 +91,7 @@ def read_queries(places: Sequence[Place]) -> tuple[QueryFacts, ...]:
     if twice := sorted({place.uri for place in places if [p.uri for p in places].count(place.uri) > 1}):
         raise UsageError(f"checkpoint directory {twice[0]} is given twice")
     return tuple(
-        _read(place, name if names.count(name) == 1 else place.uri)
+        _read(place, name if names.count(name) == 1 else place.uri, fenced_by)
         for place, name in zip(places, names, strict=True)
     )
 
@@ -108,8 +112,10 @@ def rewinds_of(place: Place) -> tuple[Rewound, ...]:
     return tuple(from_json(Rewound, data) for data in found if data is not None)
 
 
-def _read(place: Place, name: str) -> QueryFacts:
-    data = place.read(METADATA)
+def _read(place: Place, name: str, fenced_by: str) -> QueryFacts:
+    data, fence = place.read(METADATA), fence_of(place)
+    if fence is not None and fence.rewind == fenced_by:
+        data = fence.metadata.encode()
     if data is None:
         raise UsageError(f"{place} is not the checkpoint of a streaming query: it has no file {METADATA}")
     if data.startswith(FENCE.encode()):

@@ -28,7 +28,10 @@ class Survey:
 
 
 def survey(
-    checkpoints: Sequence[Place], tables: Sequence[Place], until: Mapping[str, int] | None = None
+    checkpoints: Sequence[Place],
+    tables: Sequence[Place],
+    until: Mapping[str, int] | None = None,
+    fenced_by: str = "",
 ) -> Survey:
     """Read checkpoint directories and tables.
 
@@ -36,13 +39,14 @@ def survey(
         checkpoints: of the queries.
         tables: those that the queries write.
         until: table to the newest version that counts; others as they are.
+        fenced_by: the id of the rewind whose fences are no obstacle.
 
     Raises:
         UsageError: one is not what it should be, or is given twice.
         Refused: a rewind is unfinished, or a table between two queries was not given.
         DamageError: a file is not as Spark or Delta writes it.
     """
-    queries = read_queries(checkpoints)
+    queries = read_queries(checkpoints, fenced_by)
     at = until or {}
     found = tuple(read_table(place, queries, at.get(place.uri)) for place in tables)
     functions = [query for query in queries if not _outputs(query, found)]

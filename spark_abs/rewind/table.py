@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 
 from spark_abs.cuts.cut import Written
-from spark_abs.cuts.lineage import Transactions, transactions, writer_of
+from spark_abs.cuts.lineage import first_versions, writer_of, written_by
 from spark_abs.errors import UsageError
+from spark_abs.model import Version
+from spark_abs.rewind.journal import mark_of
 from spark_abs.rewind.query import QueryFacts
 from spark_abs.snapshots.parallel import THREADS, in_threads
 from spark_abs.store.log import LogCommit
@@ -20,7 +23,7 @@ CLOCKS_MS = 2_000
 _PIECE = 8 * THREADS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TableFacts:
     """A Delta table, and those commits that say what the known batches wrote."""
 
@@ -39,9 +42,20 @@ class TableFacts:
         """Where it is."""
         return self.place.uri
 
-    def by(self, app: str) -> Transactions:
-        """Return the commits under an application id."""
-        return transactions((c.version, c.transactions[app]) for c in self.commits if app in c.transactions)
+    @cached_property
+    def path(self) -> tuple[LogCommit, ...]:
+        """The commits whose rows the table has: without those that a rewind has undone, oldest first."""
+        at = {commit.version: commit for commit in self.commits}
+        found, version = [], self.version
+        while (commit := at.get(Version(version))) is not None:
+            found.append(commit)
+            mark = mark_of(commit.metadata)
+            version = version - 1 if mark is None or mark.version is None else mark.version
+        return tuple(reversed(found))
+
+    def batches_of(self, app: str) -> Iterator[tuple[int, int]]:
+        """Iterate versions and batches under an application id."""
+        return ((c.version, c.transactions[app]) for c in self.path if app in c.transactions)
 
     def newest(self, app: str) -> int:
         """Return the batch last committed under an application id, -1 if none is known."""
@@ -57,19 +71,21 @@ class TableFacts:
 
     def strangers(self, after: int) -> tuple[LogCommit, ...]:
         """Return the commits after a version that changed rows, and that no known writer made."""
-        return tuple(c for c in self.commits if c.version > after and c.data_change and not self.is_own(c))
+        return tuple(c for c in self.path if c.version > after and c.data_change and not self.is_own(c))
 
     def written(self, query: QueryFacts) -> tuple[Written, ...]:
         """Return what a query has written to the table, under each of its application ids."""
         return tuple(
-            self.by(app).written(query.name, self.uri, query.batches) for app in self.apps_of(query.name)
+            written_by(self.batches_of(app), query.name, self.uri, query.batches)
+            for app in self.apps_of(query.name)
         )
 
     def unknown_before(self, query: QueryFacts) -> int:
         """Return the first batch of a query of which the log still says what it wrote; 0: of all."""
         if not self.commits or self.commits[0].version == 0:
             return 0
-        known = [min(found.first) for app in self.apps_of(query.name) if (found := self.by(app)).first]
+        of_apps = (first_versions(self.batches_of(app)) for app in self.apps_of(query.name))
+        known = [min(found) for found in of_apps if found]
         return max(known, default=0)
 
 
@@ -123,10 +139,10 @@ def attributed(table: TableFacts, functions: Sequence[QueryFacts]) -> TableFacts
     """
     times = {query.name: query.times for query in functions}
     found: dict[str, dict[int, int]] = {}
-    for commit in table.commits:
+    for commit in (c for c in table.path if mark_of(c.metadata) is None):
         for app, batch in commit.transactions.items():
             if app not in table.writers:
-                found.setdefault(app, {}).setdefault(batch, commit.at_ms)
+                found.setdefault(app, {})[batch] = commit.at_ms
     fits = {app: writer_of(made, times, CLOCKS_MS) for app, made in found.items()}
     writers = {app: queries[0] for app, queries in fits.items() if len(queries) == 1}
     doubtful = {app: queries for app, queries in fits.items() if len(queries) != 1}

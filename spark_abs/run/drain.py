@@ -93,9 +93,9 @@ class Drain:
         """
         with self._asking:
             assert self._asked is not None
-            found = self._asked.request or uuid.uuid4().hex
-            self._asked = DrainRequest(self._asked.savepoint, found)
-            return found
+            request = self._asked.request or uuid.uuid4().hex
+            self._asked = DrainRequest(self._asked.savepoint, request)
+            return request
 
     def check(self) -> None:
         """Refuse a job that cannot be drained.
@@ -184,13 +184,13 @@ class Drain:
 
     def _newest(self, stage: StageDecl) -> Mapping[ChannelId, Version]:
         """Return the present end of each channel that a stage reads."""
-        state, found = self.control.state, dict[ChannelId, Version]()
+        state, ends = self.control.state, dict[ChannelId, Version]()
         for position in self.stages[stage.name].runner.consumed():
             follower = follow(self.ctx.root, position.channel, channel_path(state, position.channel))
             unread = (entry.version for entry in follower.after(position.version))
             last = max(unread, default=position.version)
-            found[position.channel] = max(last, found.get(position.channel, last))
-        return found
+            ends[position.channel] = max(last, ends.get(position.channel, last))
+        return ends
 
     def _await(self, done: Callable[[], bool], look: Callable[[], None]) -> None:
         look()

@@ -190,11 +190,11 @@ class Rebuilder:
             calls_functions=any(s.table is None and not s.outside for s in self._graph.sinks_of(decl.name)),
         )
         plans = [output.plans(cut) for output in outputs] if written > cut else []
-        found = repeats(lost, dict(ChainMap(*plans)))
-        if found:
+        repeated = repeats(lost, dict(ChainMap(*plans)))
+        if repeated:
             self._require_same_tables(facts, snapshot)
-            _require_readable_again(found, snapshot)
-        return found
+            _require_readable_again(repeated, snapshot)
+        return repeated
 
     def _require_same_sources(self, manifest: Manifest, stage: StageId) -> None:
         """Refuse batches that were planned for other sources: a plan names sources by position."""
@@ -217,10 +217,10 @@ def _recorded(ctx: RunContext, record: Rebuilt, state: ControlState) -> ControlS
     return ledger.rebuild(state, ctx.run, record)
 
 
-def _require_readable_again(found: Sequence[Repeat[str]], snapshot: StageSnapshot | None) -> None:
+def _require_readable_again(batches: Sequence[Repeat[str]], snapshot: StageSnapshot | None) -> None:
     """Refuse batches that read files: the list of consumed files was in the lost checkpoint."""
     then = parse_offsets(snapshot.offsets).offsets if snapshot is not None and snapshot.offsets else {}
-    for repeat in found:
+    for repeat in batches:
         for source, offset in parse_offsets(repeat.plan).offsets.items():
             if file_source_offset(offset) is not None and offset != then.get(source):
                 raise Refused(

@@ -90,15 +90,19 @@ def start_job(
             if takeover:
                 await_replaced(job, stages)
             past = past_of(job.root, control.state)  # 5
-            found = inspect(job, drafted, past, allow_non_restored_state)
-            refuse_progress(looked, found.adoptions)
-            comparison = found.comparison
+            inspection = inspect(job, drafted, past, allow_non_restored_state)
+            refuse_progress(looked, inspection.adoptions)
+            comparison = inspection.comparison
             if comparison.rests_on_outputs:
-                fence_recorded(ctx, found.knowledge, found.job, lambda: job.spark)
-                comparison = require_ok(found.knowledge.compare(found.job, allow_non_restored_state))
+                fence_recorded(ctx, inspection.knowledge, inspection.job, lambda: job.spark)
+                comparison = require_ok(
+                    inspection.knowledge.compare(inspection.job, allow_non_restored_state)
+                )
             if end_batches(ctx, control, comparison, lambda: job.spark):  # its rows are in channels now
-                comparison = require_ok(found.knowledge.compare(found.job, allow_non_restored_state))
-            ctx = carry_out(ctx, control, comparison, found.job, found.adoptions)
+                comparison = require_ok(
+                    inspection.knowledge.compare(inspection.job, allow_non_restored_state)
+                )
+            ctx = carry_out(ctx, control, comparison, inspection.job, inspection.adoptions)
             lost = _lost_natives(ctx, drafted.graph, past.manifest)
             started = check_functions(past, drafted.frames, drafted.plans, lost)
             control.update(lambda state: start_functions(state, ctx.run, started))
@@ -111,7 +115,7 @@ def start_job(
                 job,
                 ctx,
                 drafted,
-                shapes=found.job.shapes,
+                shapes=inspection.job.shapes,
                 control=control,
                 policy=policy,
                 started=starting.close,
@@ -220,14 +224,14 @@ def _back_to_checkpoint(job: JobSpec, drafted: Drafted, takeover: bool, leave: b
 
 def _lost_natives(ctx: RunContext, graph: JobGraph, manifest: Manifest | None) -> dict[StageId, str]:
     """Return the stages that have run but lack an intact native checkpoint, with the problem of each."""
-    found = {}
+    lost = {}
     for stage in graph.stages:
         snapshot = manifest.stage(stage.name) if manifest is not None else None
         least = max(snapshot.cut_batch if snapshot else NO_BATCH, newest_output(ctx, graph, stage.name))
         finding = check_native(ctx.native(stage.name), least)
         if finding is not None:
-            found[stage.name] = finding
-    return found
+            lost[stage.name] = finding
+    return lost
 
 
 def _rebuild(

@@ -54,7 +54,7 @@ class PackName:
     """The parts of a pack's name."""
 
     run: RunId
-    """The run that wrote it: a file of an older run that is not in the log is a leftover."""
+    """The run that wrote the pack. A file of an older run that is not in the log is a leftover."""
     merged: bool
     """Whether sweeping wrote it with files of other packs. Manifests name the other packs, not this one."""
 
@@ -66,7 +66,10 @@ def pack_name(name: str) -> PackName | None:
 
 
 class PackWriter:
-    """Writes one pack with one chunk at a time in memory. The file counts once its `AddFile` is committed."""
+    """Writes one pack with one chunk at a time in memory.
+
+    The pack is part of `state/` after its `AddFile` is committed.
+    """
 
     def __init__(self, root: Root, run: RunId, *, merged: bool = False) -> None:
         self.name = f"{'merged' if merged else 'pack'}-{int(run)}-{uuid.uuid4().hex}.parquet"

@@ -23,7 +23,7 @@ class Pins:
         self._left: dict[str, dict[str, Location]] = {}
 
     def pin(self, checkpoint: CheckpointId, directory: str, files: Mapping[str, Location]) -> None:
-        """Pin the files of a checkpoint's capture of a native directory, by hash, until `unpin`."""
+        """Pin the captured files of a native directory for a checkpoint, by hash, until `unpin`."""
         self._pinned.setdefault(checkpoint, {}).setdefault(directory, {}).update(files)
 
     def unpin(self, checkpoint: CheckpointId, *, completed: bool) -> None:

@@ -34,9 +34,9 @@ def retired(
 ) -> tuple[CheckpointId, ...]:
     """Choose the checkpoints whose manifests may be deleted, by id.
 
-    The newest `num_retained` checkpoints of the current path are kept, and all that are newer than the oldest
-    of these. So checkpoints abandoned by a rollback stay until the new path has that many of its own, and the
-    rollback can be undone. Savepoints are always kept (P21) and do not count.
+    The newest `num_retained` checkpoints of the current path are kept, and all checkpoints that are newer
+    than the oldest of them. So a restore can be undone: checkpoints that it abandoned stay until the new path
+    has `num_retained` checkpoints. Savepoints are always kept (P21) and do not count.
 
     Args:
         completed: all completed checkpoints.

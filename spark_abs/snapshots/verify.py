@@ -77,7 +77,7 @@ def _verify_state(
 ) -> tuple[Finding, ...]:
     files = [f for m in manifests for s in m.stages for f in s.files]
     problems: dict[tuple[str, str], str | None] = {}
-    found: list[Finding] = []
+    findings: list[Finding] = []
     with PackReader(root) as reader:
         try:
             table = Table.open(root.place(PATH))
@@ -100,8 +100,8 @@ def _verify_state(
                 key = (file.sha256, file.at.pack)
                 if (problem := problems[key]) is not None:
                     pack = f"{PATH}/{where[key].pack if key in where else file.at.pack}"
-                    found.append(Finding(pack, f"{problem} ({file.path})", manifest.id, stage.stage))
-    return tuple(found)
+                    findings.append(Finding(pack, f"{problem} ({file.path})", manifest.id, stage.stage))
+    return tuple(findings)
 
 
 def verify_packs(root: Root, manifests: Iterable[Manifest]) -> tuple[Finding, ...]:
@@ -112,7 +112,7 @@ def verify_packs(root: Root, manifests: Iterable[Manifest]) -> tuple[Finding, ..
 
 
 def _verify_packs(root: Root, manifests: tuple[Manifest, ...]) -> tuple[Finding, ...]:
-    found: list[Finding] = []
+    findings: list[Finding] = []
     indexes: dict[str, Mapping[str, Packed]] = {}
     with PackReader(root) as reader:
         try:
@@ -131,8 +131,8 @@ def _verify_packs(root: Root, manifests: tuple[Manifest, ...]) -> tuple[Finding,
                             indexes[pack] = {}
                     if indexes[pack].get(file.sha256) != Packed(file.size, file.at):
                         problem = f"its footer lacks sha256 {file.sha256} ({file.path})"
-                        found.append(Finding(f"{PATH}/{pack}", problem, manifest.id, stage.stage))
-    return tuple(found)
+                        findings.append(Finding(f"{PATH}/{pack}", problem, manifest.id, stage.stage))
+    return tuple(findings)
 
 
 def _problem(reader: PackReader, at: Location, file: StoredFile) -> str | None:
@@ -156,14 +156,14 @@ def verify_table(root: Root, relative: str) -> tuple[Finding, ...]:
         return (Finding(relative, "missing"),)
     except DamageError as error:
         return (Finding(relative, str(error)),)
-    found = []
+    findings = []
     for name, size in active_packs(table).items():
         path = f"{relative}/{checked_relative(name)}"
         if (problem := _parquet_problem(root, path, size)) is not None:
-            found.append(Finding(path, problem))
+            findings.append(Finding(path, problem))
     table.refresh()
     still = active_packs(table)
-    return tuple(f for f in found if f.path.removeprefix(f"{relative}/") in still)
+    return tuple(f for f in findings if f.path.removeprefix(f"{relative}/") in still)
 
 
 def verify_channel(root: Root, channel: ChannelId, after: Version) -> tuple[Finding, ...]:
@@ -184,22 +184,22 @@ def verify_channel(root: Root, channel: ChannelId, after: Version) -> tuple[Find
         return (Finding(relative, "missing"),)
     except DamageError as error:
         return (Finding(relative, str(error)),)
-    found = []
+    findings = []
     for version in range(after + 1, table.version + 1):
         log = f"{relative}/{log_file(version)}"
         try:
             commit = table.read_commit(version)
         except DamageError as error:
-            found.append(Finding(log, str(error)))
+            findings.append(Finding(log, str(error)))
             continue
         if commit is None:
-            found.append(Finding(log, "missing"))
+            findings.append(Finding(log, "missing"))
             continue
         for file in commit.adds:
             path = f"{relative}/{checked_relative(file.path)}"
             if (problem := _parquet_problem(root, path, file.size)) is not None:
-                found.append(Finding(path, problem))
-    return tuple(found)
+                findings.append(Finding(path, problem))
+    return tuple(findings)
 
 
 def verify_native(native: Place, stored: Iterable[StoredFile] = ()) -> tuple[Finding, ...]:
@@ -217,7 +217,7 @@ def verify_native(native: Place, stored: Iterable[StoredFile] = ()) -> tuple[Fin
     if filesystem.get_file_info(base).type is not fs.FileType.Directory:
         return (Finding(native.uri, "missing"),)
     by_path = {f.path: f for f in stored if not is_rewritten(f.path) and not f.path.endswith(_SCHEMA)}
-    found = []
+    findings = []
     for path, sidecar in sorted(_files(filesystem, base).items()):
         try:
             if sidecar is not None:
@@ -231,12 +231,12 @@ def verify_native(native: Place, stored: Iterable[StoredFile] = ()) -> tuple[Fin
         except FileNotFoundError:
             continue
         if problem is not None:
-            found.append(Finding(f"{native}/{path}", problem))
+            findings.append(Finding(f"{native}/{path}", problem))
     newest = _newest_commit(filesystem, base)
     ends = (path for path in by_path if path.startswith("commits/"))
-    found += [Finding(f"{native}/{p}", "missing") for p in ends if int(p.partition("/")[2]) > newest]
+    findings += [Finding(f"{native}/{p}", "missing") for p in ends if int(p.partition("/")[2]) > newest]
     start = _start_problem(filesystem, base)
-    return tuple(found) if start is None else (*found, Finding(native.uri, start))
+    return tuple(findings) if start is None else (*findings, Finding(native.uri, start))
 
 
 def written_once(path: str) -> bool:

@@ -118,9 +118,10 @@ def spark_session(
 
 
 def _there() -> SparkSession:
-    """Return the active session of this thread, such as a notebook's, or else the first of this process.
+    """Return the active session of this thread, such as a notebook's, or the first session of this process.
 
-    pyspark remembers the session that made a frame of Python's rows, not the one that is active in the JVM.
+    pyspark remembers the session that last made a frame of Python rows, which may not be the active session
+    of the JVM.
     """
     first = SparkSession.builder.getOrCreate()
     active = first._get_j_spark_session_class(first._jvm).getActiveSession()

@@ -67,7 +67,7 @@ class Declared:
         self.functions[:] = [f for f in self.functions if f.uid in places]
 
     def dropped(self) -> int:
-        """Return how many rows all of them have dropped as late."""
+        """Return the number of late rows that all functions of the stage have dropped."""
         return sum(int(count.value) for count in self.late)
 
 

@@ -71,7 +71,7 @@ def read_head(data: bytes) -> Head:
 
 
 class GroupStore(Protocol):
-    """The store of one key group. Calls are expensive. Nothing of a failed batch stays."""
+    """The store of one key group. Calls are expensive. Changes of a failed batch are lost."""
 
     def read_head(self) -> bytes | None:
         """Return the head, None if the group has no state."""

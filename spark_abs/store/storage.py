@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from urllib.parse import quote, urlparse
 
+from deltalake.fs import DeltaStorageHandler
 from pyarrow import fs
 
 from spark_abs.errors import ConfigError, UsageError
@@ -269,19 +270,16 @@ class Place:
 
         Only for files that any writer may overwrite and that decide nothing.
         """
-        target = f"{self.path}/{relative}"
-        # pyarrow begins a file in Azure with an empty one.
-        copies = isinstance(self.fs, fs.AzureFileSystem)
-        written = f"{target}.{uuid.uuid4().hex}.tmp" if self.local or copies else target
+        store, target = self.fs, f"{self.path}/{relative}"
+        if isinstance(store, fs.AzureFileSystem):  # which begins a file with an empty one: deltalake does not
+            store, target = fs.PyFileSystem(DeltaStorageHandler(self.uri, self.options)), relative
+        written = f"{target}.{uuid.uuid4().hex}.tmp" if self.local else target
         if self.local:
-            self.fs.create_dir(os.path.dirname(target), recursive=True)
-        with self.fs.open_output_stream(written, compression=None) as stream:
+            store.create_dir(os.path.dirname(target), recursive=True)
+        with store.open_output_stream(written, compression=None, buffer_size=len(data) + 1) as stream:
             stream.write(data)
         if self.local:
-            self.fs.move(written, target)
-        elif copies:
-            self.fs.copy_file(written, target)
-            self.fs.delete_file(written)
+            store.move(written, target)
 
 
 @lru_cache(maxsize=64)

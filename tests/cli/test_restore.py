@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -344,6 +345,29 @@ def test_a_plan_is_void_when_the_job_has_moved_on(job: SmallJob) -> None:
     job.start()
     with pytest.raises(Refused, match="plan it again"):
         apply(job.root, prepared)
+
+
+def test_the_newest_checkpoint_of_before_a_moment(job: SmallJob, cli: Cli) -> None:
+    """Of the current path only: the abandoned checkpoint 2 was cut before 3, and does not count."""
+    for value in (1, 2):
+        job.checkpoint(value)
+    spark_abs.open(job.root.uri).restore(1)
+    job.start()
+    for value in (3, 4):
+        job.checkpoint(value)
+    cut = {int(m.id): datetime.fromtimestamp(m.acked_ms / 1000, UTC) for m in job.checkpoints.load_all()}
+    handle, just_before = spark_abs.open(job.root.uri), cut[3] - timedelta(milliseconds=1)
+    assert handle.restore(cut[3], dry_run=True).plan.checkpoint == 3
+    assert handle.restore(just_before.replace(tzinfo=None), dry_run=True).plan.checkpoint == 1
+    with pytest.raises(CheckpointNotFound, match=r"no checkpoint of before .* UTC on the current path"):
+        handle.restore(cut[1] - timedelta(milliseconds=1))
+    said = cli.json("restore", "--before", cut[3].isoformat(), "--dry-run")
+    assert said["plan"]["checkpoint"] == 3
+    for wrong in ([], ["--to", "1", "--before", cut[3].isoformat()]):
+        assert "give either --to or --before" in cli("restore", *wrong, exits=2).stderr
+    assert "is no time such as" in cli("restore", "--before", "yesterday", exits=2).stderr
+    cli("restore", "--before", just_before.isoformat(), "--yes")
+    assert job.rows() == [1]
 
 
 def test_unknown_targets(job: SmallJob) -> None:

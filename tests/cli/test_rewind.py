@@ -104,7 +104,7 @@ def test_rows_that_perhaps_a_query_has_written_stop_a_rewind(world: World) -> No
     [
         (["--at", "bronze"], "give QUERY=BATCH"),
         (["--at", "nobody=3"], "--at nobody=3: the queries are bronze, gold, silver"),
-        (["--before", "yesterday"], "give a time such as 2026-01-31T20:15"),
+        (["--before", "yesterday"], "'yesterday' is no time such as 2026-01-31T20:15"),
         (["--wait", "long", "--yes", "--at=bronze=1"], "expected a duration"),
         (["--tables", "/nowhere/*"], "/nowhere/* leads to no Delta table"),
     ],
@@ -142,4 +142,15 @@ def test_a_rewind_that_was_killed_is_finished_by_the_next_call(world: World) -> 
     assert "is not finished: give --yes" in rewind(world, exits=2).stderr
     assert "was begun and is not finished" in rewind(world, "--list", exits=1).stderr
     assert "is finished" in rewind(world, "--yes").stdout
+    world.is_whole(3)
+
+
+def test_a_rewind_is_taken_back(world: World) -> None:
+    assert "have not been rewound" in rewind(world, "--undo", "--yes", exits=2).stderr
+    there = rows_of(world.base / "t" / "bronze")
+    rewind(world, "--at=bronze=1", "--yes")
+    assert rows_of(world.base / "t" / "bronze") != there
+    assert "come back" in rewind(world, "--undo", exits=2).stdout
+    assert json.loads(rewind(world, "--undo", "--yes", "--output", "json").stdout)["applied"]
+    assert set(rows_of(world.base / "t" / "bronze")) <= set(there)
     world.is_whole(3)

@@ -11,10 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_abs.cuts.cut import NoAlignedCut
+from spark_abs.cuts.cut import NoAlignedCut, newest_cut
 from spark_abs.errors import Refused
-from spark_abs.rewind.apply import finish
-from spark_abs.store.storage import DEFAULTS
 from tests.plain_queries import SHAPES, World
 
 
@@ -46,21 +44,30 @@ def test_every_row_is_there_once_after_rewinds_to_any_batch(tmp_path: Path, shap
     world.is_whole(seed)
 
 
+def copy_of(first: World, base: Path, seed: int) -> World:
+    """Return a world with copies of the files of another."""
+    shutil.copytree(first.base, base)
+    world = World.__new__(World)
+    world.__dict__ |= {**first.__dict__, "base": base, "chance": random.Random(seed)}
+    return world
+
+
 @pytest.mark.parametrize("shape", ["fan-in", pytest.param("chain", marks=pytest.mark.long)])
-def test_a_rewind_that_is_killed_at_any_point_is_finished(tmp_path: Path, shape: str) -> None:
+@pytest.mark.parametrize("taken_back", [False, True], ids=["rewind", "undo"])
+def test_a_rewind_and_its_undo_are_finished_when_killed_at_any_point(
+    tmp_path: Path, shape: str, taken_back: bool
+) -> None:
     first = World(tmp_path / "first", shape, seed=7, files=8)
     first.run(20)
     at = first.any_batch()
-    reached = 0
     for number in itertools.count():
-        base = tmp_path / str(number)
-        shutil.copytree(tmp_path / "first", base)
-        world = World.__new__(World)
-        world.__dict__ |= {**first.__dict__, "base": base, "chance": random.Random(number)}
+        world = copy_of(first, tmp_path / str(number), number)
+        if taken_back:
+            world.rewind(at)
         try:
-            world.rewind(at, killed_at(number))
+            world.undo(killed_at(number)) if taken_back else world.rewind(at, killed_at(number))
         except Killed:
-            reached += 1
+            reached = number
         else:
             break
         fenced = [
@@ -69,9 +76,29 @@ def test_a_rewind_that_is_killed_at_any_point_is_finished(tmp_path: Path, shape:
         if fenced:
             with pytest.raises(Refused, match="begun and is not finished"):
                 world.prepare()
-            place = DEFAULTS.place(str(fenced[0].checkpoint))
             with suppress(Killed):
-                finish([place], at=killed_at(number % 5))
+                world.finish(killed_at(number % 5))
         world.finish()
         world.is_whole(number)
     assert reached > 10
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_was_undone_is_there_again_and_can_be_done_again(tmp_path: Path, shape: str) -> None:
+    """An undo leads to the newest batches of the time before that fit together."""
+    world = World(tmp_path, shape, seed=11)
+    world.run(30)
+    found = world.prepare().found
+    cut = newest_cut(found.pipeline, found.pipeline.newest())
+    world.rewind(world.any_batch())
+    world.undo()
+    again = {query.name: query.planned for query in world.prepare().found.queries}
+    assert again == {query.name: query.batches[cut[query.name]].number for query in found.queries}
+    with pytest.raises(Refused, match="go back anew in place of undoing it"):
+        world.undo()
+    world.run(10)
+    world.rewind(world.any_batch())
+    world.run(3)
+    with pytest.raises(Refused, match="can no longer be undone"):
+        world.undo()
+    world.is_whole(11)

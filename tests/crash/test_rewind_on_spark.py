@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -105,11 +106,6 @@ def batches(base: Path, query: str) -> int:
     return len([p for p in (base / "c" / query / "commits").glob("*") if p.name.isdigit()])
 
 
-def commit_times(base: Path) -> list[float]:
-    """Return when batches of the last query ended."""
-    return sorted(p.stat().st_mtime for p in (base / "c").glob("*/commits/*") if p.name.isdigit())
-
-
 CASES = [
     pytest.param("medallion", 3, id="medallion"),
     *(
@@ -136,15 +132,15 @@ def test_every_table_is_whole_after_a_rewind_to_any_moment(tmp_path: Path, name:
             for fed in inputs:
                 fed.write()
             time.sleep(0.5)
-    times = commit_times(base)
-    copies = []
+    cuts = json.loads(called(base, "--list", "--output", "json"))
+    oldest, copies = cuts[-1]["at_ms"] / 1000, []
     for number in range(moments):
         copy = tmp_path / f"copy{number}"
         shutil.copytree(base, copy)
-        for moment in sorted(
-            chance.uniform(times[len(times) // 4], times[-1]) for _ in range(1 + number % 2)
-        )[::-1]:
-            rewind(copy, moment, seed)
+        for latest in (time.time(), *((oldest + 1,) if number % 2 else ())):
+            moment = chance.uniform(oldest + 0.001, latest)
+            print(f"seed {seed}, copy {number}: to {moment}")  # noqa: T201
+            rewind(copy, moment)
         copies.append(copy)
     for fed in inputs:
         fed.write()
@@ -156,10 +152,15 @@ def test_every_table_is_whole_after_a_rewind_to_any_moment(tmp_path: Path, name:
         assert found == wanted, (seed, number)
 
 
-def rewind(base: Path, moment: float, seed: int) -> None:
-    before = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment)) + f"{moment % 1:.3f}"[1:]
-    called = [sys.executable, "-m", "spark_abs", "rewind", "--before", before, "--yes", "--wait", "0s"]
-    done = subprocess.run(
-        [*called, "--checkpoints", f"{base}/c/*", "--tables", f"{base}/t/*"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, (seed, moment, done.stdout, done.stderr)
+def called(base: Path, *arguments: str) -> str:
+    """Run the command over all queries and tables of a pipeline."""
+    command = [sys.executable, "-m", "spark_abs", "rewind", *arguments]
+    command += ["--checkpoints", f"{base}/c/*", "--tables", f"{base}/t/*"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    return done.stdout
+
+
+def rewind(base: Path, moment: float) -> None:
+    before = datetime.fromtimestamp(moment, UTC).isoformat()
+    called(base, "--before", before, "--yes", "--wait", "0s")

@@ -15,7 +15,6 @@ from pyspark.sql import SparkSession
 
 import spark_abs
 from spark_abs.spark.session import session_at
-from spark_abs.spark.versions import FILE_MANAGER
 from spark_abs.store.storage import location_of
 from tests.crash.small_job import SCHEMA, pair, totals
 from tests.jvm import java_options
@@ -58,8 +57,7 @@ def main() -> None:
             "spark.sql.session.timeZone": "UTC",
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
-            # Hadoop's other interface, FileContext, reaches Azure by https alone, and the emulator has http.
-            "spark.sql.streaming.checkpointFileManagerClass": FILE_MANAGER[0],
+            **json.loads(sys.argv[4]),
         },
     )
     for line in sys.stdin:

@@ -42,9 +42,10 @@ class Driver:
         scratch.mkdir()
         self.log = scratch / "driver.log"
         self._pipe, theirs = os.pipe()
+        conf = json.dumps(server.conf)
         with self.log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.stores.driver", server.top, str(theirs), str(scratch)],
+                [sys.executable, "-m", "tests.stores.driver", server.top, str(theirs), str(scratch), conf],
                 cwd=HERE,
                 stdin=subprocess.PIPE,
                 stdout=output,

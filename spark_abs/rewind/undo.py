@@ -1,0 +1,216 @@
+"""Take a rewind back, and finish one that was interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from spark_abs.cuts.cut import newest_cut
+from spark_abs.errors import DamageError, Refused, UsageError
+from spark_abs.rewind.apply import (
+    Failpoint,
+    Files,
+    begin,
+    carry_out,
+    check_plan,
+    journal_of,
+    version_of,
+    withdraw,
+    write_journal,
+)
+from spark_abs.rewind.journal import Journal, QueryGoal
+from spark_abs.rewind.plan import plan_rewind
+from spark_abs.rewind.query import QueryFacts, fence_of, is_still, read_queries, rewinds_of
+from spark_abs.rewind.survey import survey
+from spark_abs.store.storage import Place
+from spark_abs.store.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What became of a rewind that was interrupted."""
+
+    rewind: str
+    finished: bool
+    """False: it had changed nothing, and is withdrawn."""
+
+
+def finish(
+    checkpoints: Sequence[Place], tables: Sequence[Place], *, at: Failpoint, undo_others: bool = False
+) -> Finished | None:
+    """Finish or withdraw the rewind whose fence stands in one of these directories; None if none stands.
+
+    What stands in a directory is not trusted: nothing is changed outside of what is given.
+
+    Raises:
+        Refused: the rewind is of directories or tables that are not given; or others have changed a table.
+    """
+    fence = next((found for place in checkpoints if (found := fence_of(place)) is not None), None)
+    if fence is None:
+        return None
+    storage = checkpoints[0].storage
+    _require_given(fence.rewind, [*fence.queries, fence.journal], checkpoints)
+    journal = journal_of(storage.place(fence.journal), fence.rewind)
+    if journal is None:
+        withdraw(fence, storage)
+        return Finished(fence.rewind, False)
+    _require_given(fence.rewind, [query.uri for query in journal.queries], checkpoints)
+    _require_given(fence.rewind, [table.uri for table in journal.tables], tables)
+    journal = replace(journal, undo_others=undo_others or journal.undo_others)
+    if not journal.planned:
+        journal = _second_half(journal, checkpoints, tables, at)
+    carry_out(journal, storage, at)
+    return Finished(fence.rewind, True)
+
+
+def _require_given(rewind: str, named: Sequence[str], given: Sequence[Place]) -> None:
+    if missing := sorted(set(named) - {place.uri for place in given}):
+        raise Refused(f"rewind {rewind} is also of {', '.join(missing)}: give that, too")
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """The newest rewind of some queries, which nothing has followed yet."""
+
+    journal: Journal
+    queries: tuple[QueryFacts, ...]
+    tables: dict[str, int]
+    """Table to its present version, which the rewind made."""
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """Sentences for a person."""
+        return (
+            *(f"table {t.uri}: the rows of version {t.before} come back" for t in self.journal.tables),
+            *(
+                f"query {q.name!r}: the files of batches {q.batch + 1} to {q.before} come back"
+                for q in self.journal.queries
+            ),
+            "then all go to the newest batches of that time that fit together",
+        )
+
+    def require_still(self) -> None:
+        """See that nothing has moved since this was found.
+
+        Raises:
+            Refused: a query has run, or a table was changed.
+        """
+        for query in self.queries:
+            if not is_still(query):
+                raise Refused(f"query {query.name!r} has run since: the rewind can no longer be undone")
+        for uri, version in self.tables.items():
+            if Table.open(self.queries[0].place.storage.place(uri)).version != version:
+                raise Refused(f"table {uri} was changed since: the rewind can no longer be undone")
+
+
+def find_undo(checkpoints: Sequence[Place], tables: Sequence[Place]) -> Undo:
+    """Find the newest rewind of these queries.
+
+    Raises:
+        UsageError: there is none.
+        Refused: a query has run since, a table was changed since, or directories or tables are missing.
+    """
+    newest = {(found[-1].rewind if (found := rewinds_of(place)) else "") for place in checkpoints} - {""}
+    if not newest:
+        raise UsageError("these queries have not been rewound")
+    rewind = max(newest)
+    journal = next((j for place in checkpoints if (j := journal_of(place, rewind)) is not None), None)
+    if journal is not None and journal.undoes:
+        raise Refused(
+            f"rewind {rewind} took back rewind {journal.undoes}: go back anew in place of undoing it"
+        )
+    if journal is None:
+        raise Refused(f"the plan of rewind {rewind} is in none of the directories: give all of its queries")
+    _require_given(rewind, [query.uri for query in journal.queries], checkpoints)
+    _require_given(rewind, [table.uri for table in journal.tables], tables)
+    storage = checkpoints[0].storage
+    queries = read_queries([storage.place(query.uri) for query in journal.queries])
+    for facts, goal in zip(queries, journal.queries, strict=True):
+        if (facts.planned, facts.committed) != (goal.batch, goal.batch):
+            raise Refused(f"query {goal.name!r} has run since: rewind {rewind} can no longer be undone")
+    made = {}
+    for table in (goal for goal in journal.tables if goal.restored):
+        handle = Table.open(storage.place(table.uri))
+        version = version_of(handle, rewind, table.before)
+        if version is None or version != handle.version:
+            raise Refused(f"table {table.uri} was changed since: rewind {rewind} can no longer be undone")
+        made[table.uri] = int(version)
+    return Undo(journal, queries, made)
+
+
+def undo(
+    found: Undo,
+    checkpoints: Sequence[Place],
+    tables: Sequence[Place],
+    *,
+    rewind: str,
+    now_ms: int,
+    at: Failpoint,
+) -> None:
+    """Take a rewind back: files first, then all goes to the newest aligned cut of the time before it.
+
+    The queries of that time may not have been at one: what they had not read, they read again.
+
+    Raises:
+        Refused: something has moved meanwhile; nothing was changed.
+    """
+    storage = checkpoints[0].storage
+    journal = Journal(
+        rewind,
+        now_ms,
+        queries=tuple(_stays(query) for query in read_queries(checkpoints)),
+        tables=(),
+        undoes=found.journal.rewind,
+        planned=False,
+    )
+    begin(journal, storage, require_still=found.require_still, at=at)
+    carry_out(_second_half(journal, checkpoints, tables, at), storage, at)
+
+
+def _second_half(
+    journal: Journal, checkpoints: Sequence[Place], tables: Sequence[Place], at: Failpoint
+) -> Journal:
+    """Put the files back, and plan the way to the newest cut of then; every step can be repeated."""
+    storage, undone = checkpoints[0].storage, journal.undoes
+    before = next((j for place in checkpoints if (j := journal_of(place, undone)) is not None), None)
+    if before is None:
+        raise DamageError(f"the plan of rewind {undone} is missing")
+    for query in journal.queries:
+        place = storage.place(query.uri)
+        Files(place, undone).put_back(at)
+        Files(place, undone).forget_record()
+    at("put back")
+    restored = [goal for goal in before.tables if goal.restored]
+    until = {goal.uri: goal.before for goal in restored}
+    present = {goal.uri: int(Table.open(storage.place(goal.uri)).version) for goal in restored}
+    seen = survey(checkpoints, tables, until, fenced_by=journal.rewind)
+    cut = newest_cut(seen.pipeline, seen.pipeline.newest())
+    plan = plan_rewind(
+        seen,
+        cut,
+        rewind=journal.rewind,
+        now_ms=journal.at_ms,
+        undo_others=journal.undo_others,
+        abandoned=present,
+    )
+    check_plan(plan, storage)
+    goals = {goal.uri: goal for goal in plan.journal.queries}
+    queries = tuple(goals.get(query.place.uri) or _stays(query) for query in seen.queries)
+    whole = replace(plan.journal, queries=queries, undoes=undone)
+    write_journal(whole, storage)
+    at("planned")
+    return whole
+
+
+def _stays(query: QueryFacts) -> QueryGoal:
+    """Return the goal of a query that stays where it is."""
+    texts = {str(b): query.texts[b] for b in (query.planned - 1, query.planned) if b in query.texts}
+    return QueryGoal(
+        uri=query.place.uri,
+        name=query.name,
+        batch=query.planned,
+        metadata=query.metadata,
+        before=query.planned,
+        jumps={},
+        offsets=texts,
+    )
