@@ -33,7 +33,7 @@ _LIBRARIES = ("deltalake", "pyarrow", "pandas", "pyspark", "py4j")
 _ROWS = 3
 _ROUNDS, _WRITERS = 10, 4
 _STARTS_S, _ANSWERS_S = 900.0, 180.0
-"""How long Spark may take to start, its first jars of a store included, and to answer one trial."""
+"""How long Spark may take to start, its first jars of a store included, and how long each other trial."""
 
 
 class Verdict(StrEnum):
@@ -99,18 +99,18 @@ def examine(root: str | None) -> Iterator[Finding]:
         return
     try:
         trials = _Trials(Root(root, Storage.given()))
-    except AbsError as error:
+    except (AbsError, OSError) as error:
         yield Finding(_COMMITS, Verdict.FAILS, _reason(error))
         yield from _untried("a root", *_OF_SPARK)
         return
     try:
-        yield (commits := _tried(_COMMITS, lambda: _race(trials.place)))
+        yield (commits := _tried(_COMMITS, lambda: _race(trials.place), _ANSWERS_S))
         if commits.verdict is Verdict.WORKS:
             yield from _with_spark(trials.place)
         else:
             yield from _untried(_COMMITS, *_OF_SPARK)
     finally:
-        left = _tried("what is left in the root", trials.clear)
+        left = _tried("what is left in the root", trials.clear, _ANSWERS_S)
     yield left
 
 
@@ -176,7 +176,6 @@ class _Trials:
 
     def __init__(self, root: Root) -> None:
         self.place = root.place(f"_doctor-{uuid.uuid4().hex}")
-        self._root = root
         above = (Path(root.uri), *Path(root.uri).parents) if root.local else ()
         self._missing = [path for path in above if not path.exists()]
 

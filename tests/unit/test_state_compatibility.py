@@ -7,7 +7,8 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_abs.protocol.state_compatibility import contrasted, recounted
+from spark_abs.manifest import OperatorShape
+from spark_abs.protocol.state_compatibility import contrasted, moved, operators_fit, recounted
 
 COLUMNS = [f"coalesce(column_{n}, CAST(NULL AS STRING)) AS key_{n} string" for n in range(14)]
 
@@ -36,6 +37,17 @@ def test_spark_s_count_of_common_expressions_is_not_part_of_an_expression() -> N
     """It counts over the whole process: another job before this one, and the numbers differ."""
     was, now = (f"f(_common_expr_{n}, _common_expr_{n + 1}, _common_expr_{n})" for n in (3, 34))
     assert recounted(was) == recounted(now) == "f(_common_expr_0, _common_expr_1, _common_expr_0)"
+
+
+def test_the_seed_of_a_random_column_is_not_part_of_the_state() -> None:
+    before, now, other = (
+        OperatorShape("Deduplicate", (f"by {salt} bigint",), computed=(salt,))
+        for salt in ("floor((rand(7L) * 4))", "floor((rand(-12L) * 4))", "floor((rand(7L) * 5))")
+    )
+    assert operators_fit([before], [now])
+    assert not operators_fit([before], [other])
+    assert not moved([before.parts], [now.parts])
+    assert moved([before.parts], [other.parts])
 
 
 def test_short_texts_are_shown_whole() -> None:
