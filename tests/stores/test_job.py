@@ -28,10 +28,10 @@ from spark_abs.store.storage import Place
 from tests.crash.expected import Event, Pair, Total, events_of, pairs_of, totals_of, write_file
 from tests.stores.server import Server
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(3600)
 
 HERE = Path(__file__).parents[2]
-PATIENCE_S = 400.0
+PATIENCE_S = 900.0
 FILES = 6
 
 
