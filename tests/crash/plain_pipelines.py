@@ -5,7 +5,7 @@
 
 `run` works until it is killed. `finish` runs each copy to the end of its input and prints its tables as JSON.
 Input is in `BASE/../in*`; below BASE are `c/<query>`, checkpoints, and `t/<table>`. The environment variable
-PLAIN_CONF has the configuration of the session as JSON.
+PLAIN_CONF has the configuration of the session as JSON, PLAIN_OPTIONS further options of readers of tables.
 """
 
 from __future__ import annotations
@@ -74,7 +74,10 @@ class Pipeline:
         return reader.json(str(self.base.parent / name))
 
     def reads(self, table: str) -> DataFrame:
-        return self.spark.readStream.format("delta").load(self.table(table))
+        reader = self.spark.readStream.format("delta")
+        for name, value in json.loads(os.environ.get("PLAIN_OPTIONS", "{}")).items():
+            reader = reader.option(name, value)
+        return reader.load(self.table(table))
 
     def totals(self, frame: DataFrame) -> DataFrame:
         return frame.groupBy("k").agg(F.count("*").alias("n"), F.sum("v").alias("v"))
