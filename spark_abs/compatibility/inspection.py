@@ -31,6 +31,7 @@ from spark_abs.protocol.compare import compare
 from spark_abs.protocol.restarts import policy_of
 from spark_abs.settings import WatermarkCheck
 from spark_abs.sinks.delta.create import check_sink
+from spark_abs.sinks.registry import require_supported
 from spark_abs.spark.plan_facts import PlanFacts
 from spark_abs.spark.plans import refuse_unsupported_session
 from spark_abs.spark.session import (
@@ -296,6 +297,8 @@ def _checks(
     job: JobSpec, drafted: Drafted, past: Past, at_checkpoint: bool
 ) -> Iterator[Callable[[], object]]:
     graph, drafts, root = drafted.graph, drafted.frames, past.root
+    for record in past.control.outside:
+        yield partial(require_supported, record.kind, record.settings)
     if at_checkpoint:
         yield partial(check_restored, past, drafts, drafted.plans)
     else:

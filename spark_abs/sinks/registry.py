@@ -107,7 +107,7 @@ def made_again(name: str, settings: str, root: Root, session: Session = no_sessi
 
 
 def require_supported(name: str, settings: str) -> None:
-    """Refuse a sink that was stored by an earlier version, and that this version cannot go on with.
+    """Refuse a recorded sink of an earlier version that this version cannot continue.
 
     Raises:
         UsageError: says how to go on.

@@ -133,7 +133,8 @@ class TwoPhaseSink(ABC):
     def abort(self, owner: Owner, back: Mark, *, keep: bool) -> None:
         """Take back the rows that were committed after `back`, and store `back` as the mark.
 
-        With `keep` the rows stay, and only the mark goes back. Called by a restore, after `recover`.
+        With `keep` the rows stay, and only the mark goes back. A sink that has committed nothing stays
+        without a mark: its first epoch is still to come. Called by a restore, after `recover`.
 
         Raises:
             Refused: the rows cannot be taken back.

@@ -140,6 +140,7 @@ class _Check:
     def _run_all(self) -> None:
         self._require(self._make().mark(self._next()) is None, "a new place has a mark")
         self._require(self._recover(self._next()) is None, "a new place has a mark after recover")
+        self._abort_nothing()
         self._commit()
         self._refusals()
         self._each(self._stop_commit)
@@ -148,6 +149,16 @@ class _Check:
         self._rollbacks()
 
     # -- the parts
+
+    def _abort_nothing(self) -> None:
+        """A sink that has committed nothing stays without a mark: its first epoch is still to come."""
+        back = Mark(AttemptId(1), NO_EPOCH, Version(0))
+        for keep in (False, True):
+            sink, owner = self._make(), self._next()
+            sink.recover(owner)
+            if keep or not sink.why_not(owner, back):
+                sink.abort(owner, back, keep=keep)
+                self._look(f"an abort (keep={keep}) without a commit before it")
 
     def _refusals(self) -> None:
         """A run that is older or does not know the mark commits nothing.

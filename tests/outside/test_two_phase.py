@@ -64,8 +64,9 @@ def test_the_example_of_the_guide_has_every_row_once(tmp_path: Path) -> None:
         ),
         ("if self.mark(epoch.owner) != (None if epoch.first else epoch.after):", "if False:"),
         ("for file in self._behind(back):", "for file in ():"),
+        ("if self.mark(owner) is None:", "if False:"),
     ],
-    ids=["no fence", "seen before its mark", "no look at the mark", "takes nothing back"],
+    ids=["no fence", "seen before its mark", "no look at the mark", "takes nothing back", "mark of nothing"],
 )
 def test_a_sink_that_does_less_is_caught(tmp_path: Path, before: str, after: str) -> None:
     def change(text: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,15 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 import spark_abs
 from spark_abs.cli.main import main
-from spark_abs.errors import AbsError, Refused
+from spark_abs.errors import AbsError, Refused, UsageError
 from spark_abs.job import Job
+from spark_abs.model import AttemptId, CheckpointId, StageId, Version
 from spark_abs.plan.specs import Existing, Output
+from spark_abs.protocol.control import OutsideSink
+from spark_abs.protocol.outside import Mark
+from spark_abs.store.control import Control
 from spark_abs.store.failpoint import Failpoint, no_failpoint
+from spark_abs.store.root import Root
 from tests.job_support import Feed, manifests, read_table
 from tests.spark.conftest import Start
 
@@ -353,6 +358,28 @@ raise AssertionError("it was started")
     numbers.write("a")
     numbers.run(line("last"))
     numbers.exact("out", "a")
+
+
+def test_a_recorded_sink_with_prepared_transactions_is_refused_before_anything_is_changed(
+    numbers: Numbers,
+) -> None:
+    """By `check`, and by every start, whether the job still has the sink or not."""
+    numbers.write("a")
+    numbers.run(line("last"))
+    begin = Mark(AttemptId(1), CheckpointId(0), Version(0))
+    settings = '{"table":"orders","prepared":true}'
+    record = OutsideSink("sent", StageId("last"), "main", "postgres", settings, begin, begun=True)
+    control = Control.open(Root(numbers.root))
+    control.update(lambda state: replace(state, outside=(record,)))
+
+    way = "once with the earlier version and prepared=False"
+    job = numbers.job(line("last"))
+    assert way in "\n".join(job.check().obstacles)
+    with pytest.raises(UsageError, match=way):
+        numbers.start(job)
+    with pytest.raises(Refused, match=way):
+        numbers.start(job, restart="checkpoint")
+    assert Control.open(Root(numbers.root)).version == control.version
 
 
 def loop(closed: bool) -> Declare:

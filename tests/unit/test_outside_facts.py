@@ -90,7 +90,7 @@ def test_a_sink_that_ran_with_prepared_transactions_is_refused_with_the_way_on(
     stored = {"table": "orders", "schema": "public", "mode": "append", "dsn_env": "NOWHERE"}
     settings = json.dumps(stored if prepared is None else {**stored, "prepared": prepared})
     found = found_of("postgres", settings, {})
-    way = "start the job once with the earlier version and prepared=False"
+    way = "once with the earlier version and prepared=False"
     assert (way in found.gone, "public.orders" in found.gone) == (refused, not refused)
     with pytest.raises(UsageError, match=way) if refused else nullcontext():
         require_supported("postgres", settings)

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_abs.errors import SinkUnreachable, UsageError
+from spark_abs.errors import SinkUnreachable
 from spark_abs.model import AttemptId, Branch, CheckpointId, RunId, StageId, Version
 from spark_abs.protocol.control import OutsideSink
 from spark_abs.protocol.outside import Epoch, Mark, Owner
@@ -25,13 +25,10 @@ from spark_abs.sinks.kafka.sink import KafkaSink
 from spark_abs.sinks.kind import no_session
 from spark_abs.sinks.sending import sender as module
 from spark_abs.sinks.sending.sender import Sender, Sending
-from spark_abs.sinks.sending.senders import open_senders
 from spark_abs.store.clock import now_ms
-from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
-from tests.root_support import SmallJob
 
 
 def mark(number: int) -> Mark:
@@ -213,20 +210,3 @@ def test_a_delta_table_gets_a_commit_before_a_clean_up_of_its_log_takes_the_last
     later = now_ms() + 2 * 24 * 3_600_000
     monkeypatch.setattr("spark_abs.sinks.delta.epoch_sink.now_ms", lambda: later)
     assert not sink.rests(owner)
-
-
-def test_no_sink_is_fenced_at_the_start_of_a_root_whose_sink_ran_with_prepared_transactions(
-    tmp_path: Path,
-) -> None:
-    job = SmallJob(tmp_path)
-    control = Control.open(job.root)
-    settings = '{"table":"orders","prepared":true}'
-    record = OutsideSink("sent", StageId("b"), "main", "postgres", settings, mark(0), begun=True)
-    control.update(lambda state: replace(state, outside=(record,)))
-    sink: Any = SimpleNamespace(each_batch=False, recover=pytest.fail, mark=pytest.fail)
-    plain = Sending("sent", StageId("b"), "main", pa.schema([]), sink, "postgres", '{"table":"orders"}')
-    session: Any = None
-    ctx: Any = SimpleNamespace(root=job.root, job="job", run=job.run)
-    with pytest.raises(UsageError, match="start the job once with the earlier version"):
-        open_senders(session, ctx, [plain], control, ())
-    assert control.state.outside == (record,)

@@ -29,8 +29,8 @@ def _refuse_prepared(settings: str) -> None:
         raise UsageError(
             f"the sink of PostgreSQL table {stored.get('table')!r} ran with prepared=True, which this "
             "version does not have, and its last run may have left a prepared transaction on the server: "
-            "start the job once with the earlier version and prepared=False, which ends that transaction, "
-            "then with this version and without prepared="
+            "start the job, with this sink, once with the earlier version and prepared=False, which ends "
+            "that transaction, then with this version and without prepared="
         )
 
 

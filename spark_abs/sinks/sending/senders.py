@@ -18,7 +18,6 @@ from spark_abs.protocol.control import ControlState, OutsideSink, attach_outside
 from spark_abs.protocol.outside import Mark, Owner
 from spark_abs.protocol.path import channel_path
 from spark_abs.run_context import RunContext
-from spark_abs.sinks.registry import require_supported
 from spark_abs.sinks.sending.bounds import away, bounds_of, cuts_of, missed_by
 from spark_abs.sinks.sending.sender import AGAIN, WAIT_S, Sender, Sending, require_free
 from spark_abs.sinks.sending.tasks import SendTasks
@@ -100,7 +99,6 @@ def open_senders(
 
     Raises:
         Refused: see `Sender.recover`.
-        UsageError: see `require_supported`.
         SinkUnreachable: a sink cannot be reached.
         Fenced: a newer run has taken over.
     """
@@ -115,8 +113,6 @@ def open_senders(
         path = channel_path(state, sending.channel)
         cuts = tuple(cuts_of(manifests, sending.channel))
         before = records.get(sending.name)
-        if before is not None:
-            require_supported(before.kind, before.settings)
         if before is not None and (before.stage, before.output) != (sending.stage, sending.output):
             raise Refused(
                 f"sink {sending.name!r} has received output {before.output!r} of stage {before.stage!r}, to "
