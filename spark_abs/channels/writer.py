@@ -280,22 +280,17 @@ class ChannelWriter:
             is_it=lambda e: e.end and e.run == run,
         )
 
-    def last_batch(self) -> BatchId:
-        """Return the newest batch that was committed, see `ChannelLog.last_batch`."""
-        return self.log.last_batch()
-
-    def note_of_batch(self, batch: BatchId) -> EntryMetadata | None:
-        """Return what the commit of a batch says, see `ChannelLog.note_of_batch`."""
-        return self.log.note_of_batch(batch)
+    def said_at(self, version: Version) -> str:
+        """Name the channel and a version of it for a person."""
+        return f"channel {self.channel!r} (version {version})"
 
     def newest(self) -> Newest:
         """Refresh, and return the newest entries of this attempt; reads the log back to the last marker."""
         self._table.refresh()
-        batch = self.last_batch()
         marker = self.log.find(lambda entry: entry.barrier is not None or entry.cancel is not None)
         return Newest(
             self._table.version,
-            batch,
+            self.log.last_batch(),
             NO_EPOCH if marker is None else epoch_of(marker),
             marker,
         )

@@ -294,8 +294,8 @@ def _held(outputs: Sequence[ChannelLog | SinkLog | None]) -> list[BatchId]:
 
 def _named(outputs: Sequence[ChannelLog | SinkLog | None], batch: BatchId) -> bool:
     """Say whether a commit of the batch names the files of all its outputs."""
-    notes = (output.note_of_batch(batch) for output in outputs if output is not None)
-    return any(note.evaluated for note in notes if note is not None)
+    commits = (output.commit_of(batch) for output in outputs if output is not None)
+    return any(commit[1].evaluated for commit in commits if commit is not None)
 
 
 def _newest_first(table: Table) -> Iterator[Entry | None]:

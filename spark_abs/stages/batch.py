@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spark_abs.alignment.cut import Emission
-from spark_abs.model import NO_EPOCH, Barrier, BatchId, CheckpointId, Entry, Position
+from spark_abs.model import NO_EPOCH, Barrier, BatchId, CheckpointId, Entry, LookupVersion, Position
+from spark_abs.protocol.evaluation import Staged
 from spark_abs.snapshots.layout import OffsetFile
 
 
@@ -44,6 +45,20 @@ class Planned:
     after: tuple[Position, ...]
     emission: Emission
     """The marker for the outputs at its end, as far as the positions determine it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """A batch that outputs hold already: their commits decide for those that lack it."""
+
+    tables: frozenset[str]
+    """The tables that hold it or a later batch, by `Consumer.table`."""
+    marker: Marker | None
+    """The marker after its rows in the channels; None if no channel holds it."""
+    named: tuple[Staged, ...]
+    """The files that its first commit names, none if an earlier version made that commit."""
+    lookups: tuple[LookupVersion, ...] = ()
+    """The versions of lookups, which that commit names, too."""
 
 
 @dataclass(frozen=True, slots=True)

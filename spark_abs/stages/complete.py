@@ -76,7 +76,7 @@ def complete_batch(
         except TakenOver:
             taken_over.add(table)
         taker.refresh()
-    found = held(takers)
+    found = held({table: taker.log for table, taker in takers.items()})
     batch, first = found.batch, found.named
     if batch == NO_BATCH:
         return Completion(NO_BATCH)

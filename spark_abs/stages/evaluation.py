@@ -22,7 +22,7 @@ from spark_abs.protocol.evaluation import Consumer, Staged, Write, files_of, mis
 from spark_abs.run_context import RunContext
 from spark_abs.sinks.delta.sink import DeltaSink
 from spark_abs.spark.plans import repeatable
-from spark_abs.stages.held import held
+from spark_abs.stages.batch import Repeated
 from spark_abs.stages.lookups import StageLookups
 
 if TYPE_CHECKING:
@@ -50,16 +50,6 @@ class Evaluated:
         return Written() if found is None else found.written
 
 
-@dataclass(frozen=True, slots=True)
-class _Committed:
-    """The tables that hold a repeated batch, and its first commit."""
-
-    tables: frozenset[str]
-    """The tables that hold the batch or a later one."""
-    named: tuple[Staged, ...]
-    lookups: tuple[LookupVersion, ...] = ()
-
-
 @dataclass(slots=True)
 class _Work:
     """The work for one batch."""
@@ -84,7 +74,9 @@ class Evaluator:
         tables: Sequence[tuple[SinkSpec, DeltaSink]],
         functions: Sequence[SinkSpec],
         repeatable: bool,
+        newest: BatchId,
         lookups: StageLookups | None = None,
+        last: Repeated | None = None,
     ) -> None:
         """Take the outputs, and delete staged files of older evaluations that nobody needs.
 
@@ -95,24 +87,28 @@ class Evaluator:
             tables: its Delta sinks, likewise, after the channels.
             functions: its other sinks.
             repeatable: whether its frame has the same rows however often it is evaluated.
+            newest: the newest batch that an output holds, `NO_BATCH` if none holds any.
             lookups: its lookups; Spark runs its stream alone then, and the frame of a batch is made here.
+            last: what outputs hold of the newest batch; needed for lookups only.
         """
         self._ctx, self._spec = ctx, spec
         self._channels = {ctx.root.channel(w.channel): w for w in channels}
         self._tables = {table.uri: (sink, table) for sink, table in tables}
         self._called = [sink.source.name for sink in functions]
         self._repeatable = {MAIN_OUTPUT: repeatable}
-        self._newest = max((output.last_batch() for output in self._outputs().values()), default=NO_BATCH)
-        left = sweep_staging(ctx.root, spec.name, over(ctx.attempt, ctx.run, self._newest))
+        left = sweep_staging(ctx.root, spec.name, over(ctx.attempt, ctx.run, newest))
         self._staged = {directory: made_for.batch for directory, made_for in left.items()}
         self._lookups = lookups
         if lookups is not None:
-            committed = self._already_committed(self._newest) if self._newest != NO_BATCH else None
-            lookups.begin_after(committed.lookups if committed is not None else ())
+            lookups.begin_after(last.lookups if last is not None else ())
 
     @contextmanager
-    def evaluated(self, frame: DataFrame, batch: BatchId, *, idle: bool = False) -> Iterator[Evaluated]:
+    def evaluated(
+        self, frame: DataFrame, batch: BatchId, committed: Repeated | None, *, idle: bool = False
+    ) -> Iterator[Evaluated]:
         """Write the files of all outputs that lack the batch. The yielded value is valid inside the block.
+
+        `committed` is what outputs hold of the batch.
 
         An `idle` batch, which reads no rows, skips a table whose rows each batch replaces once the attempt
         has written it: the batch would write the same rows.
@@ -125,14 +121,12 @@ class Evaluator:
         for directory in [d for d, staged in self._staged.items() if staged < batch]:
             delete_staged(self._ctx.root, directory)
             del self._staged[directory]
-        committed = self._already_committed(batch)
         consumers = [
             consumer
             for consumer in self._consumers()
             if (committed is None or consumer.table not in committed.tables)
             and not (idle and self._is_replaced(consumer.table))
         ]
-        self._newest = max(self._newest, batch)
         with ExitStack() as stack:
             versions: tuple[LookupVersion, ...] = ()
             if self._lookups is not None and (committed is None or self._called or consumers):
@@ -148,7 +142,7 @@ class Evaluator:
         if table not in self._tables:
             return False
         sink = self._tables[table][1]
-        return sink.overwrites and sink.last_batch() != NO_BATCH
+        return sink.overwrites and sink.log.last_batch() != NO_BATCH
 
     def _settle(
         self,
@@ -156,7 +150,7 @@ class Evaluator:
         frame: DataFrame,
         *,
         batch: BatchId,
-        committed: _Committed | None,
+        committed: Repeated | None,
         consumers: Sequence[Consumer],
         lookups: tuple[LookupVersion, ...],
     ) -> Evaluated:
@@ -256,27 +250,6 @@ class Evaluator:
     def _consumers(self) -> list[Consumer]:
         found = [Consumer(writer.output, table) for table, writer in self._channels.items()]
         return found + [Consumer(s.source.name, uri, t.plain) for uri, (s, t) in self._tables.items()]
-
-    def _already_committed(self, batch: BatchId) -> _Committed | None:
-        """Return what tables hold of a batch; None, without reading, for a batch that never began."""
-        if batch > self._newest:
-            return None
-        for _, table in self._tables.values():
-            table.refresh()
-        found = held(self._outputs())
-        if found.batch < batch:
-            return None
-        if found.batch > batch:
-            return _Committed(frozenset(found.last), ())  # one after it had no rows
-        notes = tuple(found.notes())
-        return _Committed(
-            frozenset(table for table in found.last if not found.lacks(table)),
-            next((note.evaluated for note in notes if note.evaluated), ()),
-            next((note.lookups for note in notes if note.lookups), ()),
-        )
-
-    def _outputs(self) -> Mapping[str, ChannelWriter | DeltaSink]:
-        return {**self._channels, **{uri: table for uri, (_, table) in self._tables.items()}}
 
     def _unsure(self, frame: DataFrame, called: Sequence[str]) -> frozenset[str]:
         """Return the outputs whose rows may differ in a second evaluation; each is analysed once."""

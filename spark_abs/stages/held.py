@@ -8,7 +8,16 @@ from typing import Protocol
 
 from spark_abs.channels.channel_log import ChannelLog
 from spark_abs.channels.entries import EntryMetadata
-from spark_abs.model import NO_BATCH, AttemptId, BatchId, SinkWriter, StageId, app_id, channel_id
+from spark_abs.model import (
+    NO_BATCH,
+    AttemptId,
+    BatchId,
+    SinkWriter,
+    StageId,
+    Version,
+    app_id,
+    channel_id,
+)
 from spark_abs.sinks.delta.commit_metadata import SinkMetadata
 from spark_abs.sinks.delta.sink_log import SinkLog
 from spark_abs.store.root import Root
@@ -22,8 +31,8 @@ class Output(Protocol):
     def last_batch(self) -> BatchId:
         """Return the newest batch that was committed, `NO_BATCH` if none was."""
 
-    def note_of_batch(self, batch: BatchId) -> EntryMetadata | SinkMetadata | None:
-        """Return what the commit of a batch says, None if there is none: a batch without rows may lack it."""
+    def commit_of(self, batch: BatchId) -> tuple[Version, EntryMetadata | SinkMetadata] | None:
+        """Return the commit of a batch, None if there is none: a batch without rows may lack it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +49,8 @@ class Held:
         """Read the batch's commits one by one, in the order of the outputs: the first one names the files."""
         for name, output in self.outputs.items():
             holds = NO_BATCH < self.last[name] == self.batch
-            if holds and (note := output.note_of_batch(self.batch)) is not None:
-                yield note
+            if holds and (commit := output.commit_of(self.batch)) is not None:
+                yield commit[1]
 
     @property
     def named(self) -> EntryMetadata | SinkMetadata | None:

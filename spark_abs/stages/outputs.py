@@ -32,10 +32,10 @@ from spark_abs.sinks.delta.commit_metadata import PlannedBatch
 from spark_abs.sinks.delta.sink import DeltaSink
 from spark_abs.sinks.delta.sink_log import SinkLog
 from spark_abs.stages.barriers import BarrierProgress
-from spark_abs.stages.batch import BatchFacts, Committed, Marker
+from spark_abs.stages.batch import BatchFacts, Committed, Marker, Repeated
 from spark_abs.stages.current import Current, within
 from spark_abs.stages.evaluation import Evaluated, Evaluator
-from spark_abs.stages.held import open_logs
+from spark_abs.stages.held import held, open_logs
 from spark_abs.stages.lookups import StageLookups
 from spark_abs.stages.native import NativeLog
 from spark_abs.stages.watched import WatchedTables
@@ -132,6 +132,13 @@ class Outputs:
             self._searched = first.version
             if first.marker is not None and every < first.epoch:  # a barrier that is to be completed
                 self._searched = Version(first.marker.version - 1)
+        self._by_table: Mapping[str, ChannelWriter | DeltaSink] = {
+            **{ctx.root.channel(writer.channel): writer for writer in self.channels},
+            **{table.uri: table for _, table in self._tables},
+        }
+        self._newest = max((output.log.last_batch() for output in self._by_table.values()), default=NO_BATCH)
+        """The newest batch that an output may hold."""
+        last = self.repeated(self._newest) if lookups is not None and self._newest != NO_BATCH else None
         self.evaluated = Evaluator(
             ctx,
             spec,
@@ -140,34 +147,42 @@ class Outputs:
             functions=self._functions,
             repeatable=repeatable,
             lookups=lookups,
+            newest=self._newest,
+            last=last,
         ).evaluated
         self._lookups = lookups
         self._certain = repeatable and lookups is None
 
-    def marker_of(self, batch: BatchId) -> Marker | None:
-        """Return the marker with which an output already holds a batch, None if none holds it.
-
-        The first committed output decides for all: its marker, or that it has none.
-        """
-        for writer in self.channels:
-            writer.refresh()
-            entry = writer.log.entry_of_batch(batch)
-            if entry is not None:
-                return Marker(entry.barrier, entry.cancel)
-        return None
+    def repeated(self, batch: BatchId) -> Repeated | None:
+        """Return what the outputs hold of a batch; None, without reading, for a batch that never began."""
+        if batch > self._newest:
+            self._newest = batch
+            return None
+        for output in self._by_table.values():
+            output.refresh()
+        found = held({table: output.log for table, output in self._by_table.items()})
+        if found.batch < batch:
+            return None
+        commits = (writer.log.commit_of(batch) for writer in self.channels)
+        note = next((commit[1] for commit in commits if commit is not None), None)
+        marker = None if note is None else Marker(note.barrier, note.cancel)
+        if found.batch > batch:  # tables that lack it had no rows in it
+            return Repeated(frozenset(found.last), marker, ())
+        notes = tuple(found.notes())
+        return Repeated(
+            frozenset(table for table in found.last if not found.lacks(table)),
+            marker,
+            next((note.evaluated for note in notes if note.evaluated), ()),
+            next((note.lookups for note in notes if note.lookups), ()),
+        )
 
     def holding(self, batch: BatchId) -> tuple[str, ...]:
         """Return the channels and tables that have committed a batch, with their versions, for a person."""
         found = []
-        for writer in self.channels:
-            writer.refresh()
-            entry = writer.log.entry_of_batch(batch)
-            if entry is not None:
-                found.append(f"channel {writer.channel!r} (version {entry.version})")
-        for sink, table in self._tables:
-            table.refresh()
-            if table.note_of_batch(batch) is not None:
-                found.append(f"sink {sink.name!r} (version {table.version_at(batch)} of {table.uri})")
+        for output in self._by_table.values():
+            output.refresh()
+            if (commit := output.log.commit_of(batch)) is not None:
+                found.append(output.said_at(commit[0]))
         return tuple(found)
 
     @property
@@ -250,7 +265,7 @@ class Outputs:
             return ()
         native = NativeLog(self._ctx.native(self._spec.name))
         retained = facts.batch - self._ctx.batches_retained
-        oldest = max(self.progress.checkpointed, table.last_batch(), retained)
+        oldest = max(self.progress.checkpointed, table.log.last_batch(), retained)
         before = [BatchId(b) for b in range(max(oldest, NO_BATCH) + 1, facts.batch)]
         texts = [(batch, native.find_offsets(batch)) for batch in before]
         found = [PlannedBatch(batch, text) for batch, text in texts if text is not None]

@@ -163,7 +163,8 @@ class StageRunner:
         facts, after = planned.facts, planned.after
         batch = facts.batch
         failpoint(f"batch.{self.name}.read.before")  # 2
-        marker = self._outputs.marker_of(batch)
+        repeated = self._outputs.repeated(batch)
+        marker = None if repeated is None else repeated.marker
         failpoint(f"batch.{self.name}.find.before")  # 3
         if marker is None:
             self._take_ahead(batch, planned.before)
@@ -172,7 +173,7 @@ class StageRunner:
         failpoint(f"batch.{self.name}.files.before")  # 4
         seen, now = planned.offsets_before, planned.offsets
         idle = seen is not None and self._outputs.replaces and not reads_rows(self._ctx.root, seen, now)
-        with self._outputs.evaluated(frame, batch, idle=idle) as given:
+        with self._outputs.evaluated(frame, batch, repeated, idle=idle) as given:
             failpoint(f"batch.{self.name}.files.after")
             if marker is None:  # 5: what is open now, not what was open before the rows were there
                 done = self._outputs.commit_free(given, facts, self._choice.now(after))

@@ -236,10 +236,10 @@ def test_tombstones_of_many_batches_become_few_files_and_a_lost_one_is_damage(
     sink = Batches(spark, tmp_path, delta)
     for number in range(4):
         sink.put([("x", number, 10, "D", None, None)])
-    note = sink.sink.note_of_batch(BatchId(3))
-    assert note is not None
-    assert note.tombstones is not None
-    assert [file.level for file in note.tombstones.files] == [2]
+    commit = sink.sink.log.commit_of(BatchId(3))
+    assert commit is not None
+    assert commit[1].tombstones is not None
+    assert [file.level for file in commit[1].tombstones.files] == [2]
     with monkeypatch.context() as killed:
         killed.setattr(spark_writer, "merge", killed_before_it)
         with pytest.raises(KeyboardInterrupt):
@@ -247,7 +247,7 @@ def test_tombstones_of_many_batches_become_few_files_and_a_lost_one_is_damage(
     sink.again()
     sink.put([("x", number, 9, "U", 1, None) for number in range(4)] + [("x", 2, 10, "U", 2, "later")])
     assert in_table(delta.path) == [("x", 2, 10, 2, "later")]
-    shutil.rmtree(tmp_path / "a" / note.tombstones.files[0].directory)
+    shutil.rmtree(tmp_path / "a" / commit[1].tombstones.files[0].directory)
     with pytest.raises(DamageError, match="a late change would bring it back"):
         sink.put([("x", 0, 8, "U", 1, None)])
 

@@ -97,7 +97,7 @@ def test_the_life_of_a_sink(spark: SparkSession, root: Root, uri: str, sink: Ope
     assert put(spark, first, 2, 3) is True
     cut = version(first, 1)
     assert (rows(uri, attached), rows(uri, cut)) == ([], [1, 2])
-    assert first.last_batch() == 2
+    assert first.log.last_batch() == 2
 
     second = sink(run=2)  # the first run is replaced in the middle of a batch
     with pytest.raises(Fenced):

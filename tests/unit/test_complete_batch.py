@@ -119,8 +119,9 @@ def test_a_torn_batch_is_completed_without_its_query_by_another_run(torn: Torn, 
     assert (done.batch, len(done.completed), done.torn) == (1, 4 - commits, ())
     assert torn.rows() == [[1, 2, 3, 4]] * 4
     assert torn.complete() == Completion(BatchId(1))
-    notes = [w.note_of_batch(BatchId(1)) for w in make_all(torn)]
-    assert len({(n.barrier, n.watermark, n.offsets) for n in notes if n is not None}) == 1
+    found = [w.log.commit_of(BatchId(1)) for w in make_all(torn)]
+    notes = [commit[1] for commit in found if commit is not None]
+    assert len({(n.barrier, n.watermark, n.offsets) for n in notes}) == 1
 
 
 def make_all(torn: Torn) -> list[ChannelWriter]:

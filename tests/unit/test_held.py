@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from spark_abs.channels.entries import EntryMetadata
-from spark_abs.model import NO_BATCH, AttemptId, BatchId, RunId
+from spark_abs.model import NO_BATCH, AttemptId, BatchId, RunId, Version
 from spark_abs.protocol.evaluation import Staged
 from spark_abs.sinks.delta.commit_metadata import SinkMetadata
 from spark_abs.stages.held import held
@@ -22,8 +22,9 @@ class Holding:
     def last_batch(self) -> BatchId:
         return BatchId(max(self.notes, default=NO_BATCH))
 
-    def note_of_batch(self, batch: BatchId) -> EntryMetadata | SinkMetadata | None:
-        return self.notes.get(batch)
+    def commit_of(self, batch: BatchId) -> tuple[Version, EntryMetadata | SinkMetadata] | None:
+        note = self.notes.get(batch)
+        return None if note is None else (Version(batch), note)
 
 
 def entry(batch: int, evaluated: tuple[Staged, ...] = ()) -> EntryMetadata:

@@ -61,7 +61,7 @@ class Lossy:
         place = f"data/1-1-{number}-{uuid.uuid4().hex[:12]}"
         os.makedirs(f"{job.table}/{place}")
         pq.write_table(pa.table({"n": pa.array(values, pa.int64())}), f"{job.table}/{place}/part-0.parquet")
-        before = range(job.sink.last_batch() + 1, number + 1)
+        before = range(job.sink.log.last_batch() + 1, number + 1)
         plans = tuple(PlannedBatch(BatchId(n), offsets_of("b", n)) for n in before)
         files = Files(Place(job.table), read_written(job.root.fs, job.table, place))
         job.sink.commit_batch(files, batch, plans=plans)

@@ -31,7 +31,7 @@ class OneAtATime:
         (writer,) = both.runner._outputs.channels
         for owner, names in (
             (writer, ("commit_batch", "commit_barrier", "refresh")),
-            (writer.log, ("after", "entry_of_batch")),
+            (writer.log, ("after", "commit_of")),
         ):
             for name in names:
                 monkeypatch.setattr(owner, name, self._watched(name, getattr(owner, name)))

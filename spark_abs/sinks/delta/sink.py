@@ -97,7 +97,8 @@ class DeltaSink:
         self._key, self.overwrites, self._changes = tuple(key), overwrites, changes
         self._table = Table.open(root.storage.place(uri))
         self._view = Table.open(root.storage.place(uri))
-        self._log = SinkLog(self._table, writer)
+        self.log = SinkLog(self._table, writer)
+        """What the table holds of this attempt, as of the version last refreshed."""
         self._fit = Fit(self._table, rewrites=bool(key) or overwrites, stored=changes.stored)
         self._passed = NOTHING_PASSED
         """Commits of others between two batches are read once, not at every cut."""
@@ -155,9 +156,9 @@ class DeltaSink:
 
     def _newest_is_mine(self) -> bool | None:
         """Say whether this attempt's newest commit that counts is of this stage; None if there is none."""
-        for version, note in self._log.of_attempt(self._passed):
+        for version, note in self.log.of_attempt(self._passed):
             if note is not None and (note.begins or note.batch > NO_BATCH):
-                mine = self._log.is_mine(note)
+                mine = self.log.is_mine(note)
                 if mine:
                     self._passed = Passed(self._table.version, version)
                 return mine
@@ -209,7 +210,7 @@ class DeltaSink:
         while True:
             self._table.refresh()
             self._require_current()
-            if self.last_batch() >= batch:
+            if self.log.last_batch() >= batch:
                 return self._standing(batch)
             if files is None or not (files.written.files or self.overwrites):
                 return None
@@ -232,13 +233,9 @@ class DeltaSink:
                 continue
             return Standing(replace(_entry(version, note), files=files.written.entry_files), fresh=True)
 
-    def last_batch(self) -> BatchId:
-        """Return the newest batch that was committed, see `SinkLog.last_batch`."""
-        return self._log.last_batch()
-
-    def note_of_batch(self, batch: BatchId) -> SinkMetadata | None:
-        """Return what the commit of a batch says, see `SinkLog.note_of_batch`."""
-        return self._log.note_of_batch(batch)
+    def said_at(self, version: Version) -> str:
+        """Name the sink and a version of its table for a person."""
+        return f"sink {self._writer.sink!r} (version {version} of {self.uri})"
 
     def version_at(self, batch: BatchId) -> Version:
         """Refresh, and return the version at which the table holds this attempt's batches up to `batch`.
@@ -296,7 +293,7 @@ class DeltaSink:
             if self._table.transaction(writer.restore_app) is not None:
                 return next(
                     found
-                    for found, note in self._log.backwards()
+                    for found, note in self.log.backwards()
                     if note is not None and note.restored is not None
                 )
             with suppress(TakenOver):  # its own rows may go back all the same
@@ -341,7 +338,7 @@ class DeltaSink:
 
     def _standing(self, batch: BatchId) -> Standing | None:
         """Return what stands for a batch as of the version read; None if it had no rows."""
-        found = self._log.commit_of(batch)
+        found = self.log.commit_of(batch)
         return None if found is None else Standing(_entry(*found), fresh=False)
 
     def _note(

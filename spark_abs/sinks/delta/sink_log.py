@@ -33,11 +33,6 @@ class SinkLog:
         last = self._table.transaction(self._writer.app)
         return NO_BATCH if last is None else BatchId(last)
 
-    def note_of_batch(self, batch: BatchId) -> SinkMetadata | None:
-        """Return what the commit of a batch says, None if there is none."""
-        found = self.commit_of(batch) if self.last_batch() >= batch else None
-        return None if found is None else found[1]
-
     def plans(self, after: BatchId) -> dict[BatchId, str]:
         """Return the offsets of the batches after `after` that commits name."""
         found: dict[BatchId, str] = {}
@@ -49,6 +44,8 @@ class SinkLog:
 
     def commit_of(self, batch: BatchId) -> tuple[Version, SinkMetadata] | None:
         """Return the commit of a batch, None if there is none."""
+        if self.last_batch() < batch:
+            return None
         for version, note in self.backwards():
             if note is not None and note.batch == batch:
                 return version, note

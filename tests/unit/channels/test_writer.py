@@ -44,8 +44,12 @@ def test_a_batch_is_one_entry_rows_or_not(root: Root) -> None:
     empty = writer.commit_batch(NOTHING, batch(1), cancel=CheckpointId(3))
     assert (full.entry.rows, full.entry.watermark_ms, full.fresh) == (2, 5, True)
     assert (empty.entry.rows, empty.entry.cancel, empty.entry.version) == (0, 3, full.entry.version + 1)
-    assert writer.log.entry_of_batch(batch(0)) == full.entry  # as built on commit, and as read from the log
-    assert writer.log.entry_of_batch(batch(2)) is None
+    # as built on commit, and as read from the log
+    assert writer.log.find(lambda entry: entry.batch == 0) == full.entry
+    found = writer.log.commit_of(batch(1))
+    assert found is not None
+    assert (found[0], found[1].cancel) == (empty.entry.version, 3)
+    assert writer.log.commit_of(batch(2)) is None
 
 
 def test_a_repeated_batch_is_told_what_stands(root: Root) -> None:
