@@ -44,8 +44,8 @@ from spark_abs.spark.versions import DELTA_CONNECTOR as DELTA_CONNECTOR
 from spark_abs.spark.versions import GOOGLE_CONNECTOR as GOOGLE_CONNECTOR
 from spark_abs.spark.versions import KAFKA_CONNECTOR as KAFKA_CONNECTOR
 from spark_abs.spark.versions import S3_CONNECTOR as S3_CONNECTOR
-from spark_abs.stages.current import Current as Current
-from spark_abs.stages.current import current as current
+from spark_abs.stages.batch import Current as Current
+from spark_abs.stages.batch import current as current
 from spark_abs.state.batches import GroupAnswer as GroupAnswer
 from spark_abs.state.batches import GroupBatch as GroupBatch
 from spark_abs.state.functions import flat_map_groups_with_state as flat_map_groups_with_state

@@ -15,8 +15,7 @@ from rich.console import Console
 
 from bench.figures import Figure, figure, ratios
 from spark_abs.channels.files import Written, directory_name
-from spark_abs.channels.gate import GateReader, GateSpec
-from spark_abs.channels.opening import open_gate
+from spark_abs.channels.gate import GateReader, GateSpec, open_gate
 from spark_abs.channels.writer import ChannelWriter, create_channel
 from spark_abs.model import AttemptId, BatchId, Branch, CheckpointId, DataFile, RunId, StageId, channel_id
 from spark_abs.protocol.changes import first_position

@@ -13,9 +13,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 from pyarrow import fs
@@ -24,11 +27,10 @@ from pyspark.sql.types import StructType
 
 from spark_abs.alignment.align import Blocked, Limits, Settled, decide
 from spark_abs.alignment.loops import forward
-from spark_abs.channels.aborts import Aborts
 from spark_abs.channels.follow import Clock, Newest, follow
-from spark_abs.channels.offsets import StageOffsets
+from spark_abs.channels.gate_facts import Aborts, StageOffsets
 from spark_abs.channels.schema import arrow_schema, conformed
-from spark_abs.codec import from_json, from_plain, require_format
+from spark_abs.codec import from_json, from_plain, require_format, to_json
 from spark_abs.errors import DamageError
 from spark_abs.model import (
     FORMAT,
@@ -49,6 +51,7 @@ from spark_abs.store.row_batches import read_batches
 from spark_abs.store.storage import DEFAULTS, Storage
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.datasource import ReadLimit
 
 FORMAT_NAME = "spark_abs_gate"
@@ -59,6 +62,21 @@ _UNLIMITED = 2**62
 _PAUSE_S = 0.02
 _FIRST_REST_S, _LONGEST_REST_S = 0.2, 1.0
 _KEPT_IN_ORDER = 4
+_registering = threading.Lock()
+_registered: WeakKeyDictionary[SparkSession, Storage] = WeakKeyDictionary()
+"""The fields of the class that a session has registered: Spark warns if a class is registered again."""
+_SET_BY_READERS = {
+    "SPARK_LOCAL_DIRS": "",
+    "SPARK_AUTH_SOCKET_TIMEOUT": "",
+    "SPARK_BUFFER_SIZE": "",
+    "SPARK_PYTHON_RUNTIME": "PYTHON_WORKER",
+}
+"""Every variable that a streaming reader sets; it replaces the empty ones before it starts a process.
+
+All gates of a session share the map of the JVM that is made from their environment. Spark 4.2 sets those
+variables in it (`PythonStreamingSourceRunner.init`) while other gates do so, and tasks are serialized with
+it: a new key could break the map for good, a new value of an old key cannot.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +146,37 @@ class Gate(DataSource):
 
     def _spec(self) -> GateSpec:
         return from_json(GateSpec, self.options[SPEC])
+
+
+def open_gate(spark: SparkSession, spec: GateSpec, storage: Storage = DEFAULTS) -> DataFrame:
+    """Return the streaming frame of one input. Two calls with one channel are two inputs.
+
+    Plans and the UI show the options of a source, so the storage, which may hold a secret, is part of the
+    class.
+    """
+    # Not at the top: the processes that read have no session.
+    from spark_abs.spark.worker_start import forked_start, quick_start
+
+    _show_shipped_code()
+    with _registering:  # a frame keeps the class that was registered when it was made
+        if _registered.get(spark) != storage:
+            context = spark.sparkContext
+            with quick_start(context, {**_SET_BY_READERS, **forked_start(context)}):
+                spark.dataSource.register(type("StorageGate", (Gate,), {"storage": storage}))
+            _registered[spark] = storage
+        return spark.readStream.format(FORMAT_NAME).option(SPEC, to_json(spec)).load()
+
+
+def _show_shipped_code() -> None:
+    """Let the planning process import the modules of `--py-files`, perhaps this package.
+
+    Spark 4.2 sends it to a folder `streaming_job` below that of the shipped files and puts nothing there.
+    """
+    from pyspark import SparkFiles
+
+    shipped = Path(SparkFiles.getRootDirectory())
+    with suppress(FileExistsError):
+        (shipped / "streaming_job").symlink_to(shipped, target_is_directory=True)
 
 
 class FilePartition(InputPartition):

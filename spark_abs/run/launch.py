@@ -10,8 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_abs.catalog.target import enter
-from spark_abs.channels.gate import BackEdge, GateSpec
-from spark_abs.channels.opening import open_gate
+from spark_abs.channels.gate import BackEdge, GateSpec, open_gate
 from spark_abs.channels.schema import delta_schema
 from spark_abs.channels.writer import create_channel
 from spark_abs.checkpointing.cleaner import CheckpointCleaner
@@ -58,8 +57,8 @@ from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.spark.driver import drain_events, sleep_until_stopped
 from spark_abs.stages.consumers import Consumers
 from spark_abs.stages.credit import Credit
+from spark_abs.stages.late_rows import LateRows
 from spark_abs.stages.outputs import Outputs, open_writers
-from spark_abs.stages.progress import LateRows
 from spark_abs.stages.queries import start_queries
 from spark_abs.stages.snapshotter import Snapshotter
 from spark_abs.stages.stage import StageRunner

@@ -17,9 +17,9 @@ from spark_abs.plan.graph import JobGraph, StageDecl
 from spark_abs.plan.specs import StageSpec
 from spark_abs.run_context import RunContext
 from spark_abs.spark.plan_facts import PlanFacts
+from spark_abs.stages.late_rows import LateRows
 from spark_abs.stages.native import check_native
 from spark_abs.stages.outputs import newest_output
-from spark_abs.stages.progress import LateRows
 from spark_abs.stages.queries import QueryStart, run_only, start_queries
 from spark_abs.stages.snapshotter import Snapshotter, StageFacts
 from spark_abs.stages.stage import StageRunner

@@ -1,12 +1,25 @@
-"""A micro-batch of a stage as values: its cause, and what it carries."""
+"""A micro-batch of a stage as values: its cause, what it carries, and what its sink function may know."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from spark_abs.alignment.cut import Emission
-from spark_abs.model import NO_EPOCH, Barrier, BatchId, CheckpointId, Entry, LookupVersion, Position
+from spark_abs.errors import UsageError
+from spark_abs.model import (
+    NO_EPOCH,
+    AttemptId,
+    Barrier,
+    BatchId,
+    CheckpointId,
+    Entry,
+    LookupVersion,
+    Position,
+    RunId,
+    StageId,
+)
 from spark_abs.protocol.evaluation import Staged
 from spark_abs.snapshots.layout import OffsetFile
 
@@ -68,3 +81,42 @@ class Committed:
     barrier: Barrier | None
     entries: Mapping[str, Entry]
     """By output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """Where a sink function is called: with `app_id` and `batch` it can make its own write idempotent."""
+
+    job: str
+    stage: StageId
+    attempt: AttemptId
+    run: RunId
+    batch: BatchId
+    epoch: CheckpointId
+    """The newest barrier that the stage's inputs have passed; 0 before the first and in a source."""
+    app_id: str
+    """Differs between attempts: a batch that is repeated after a roll back is not one that was written."""
+
+
+_current: ContextVar[Current] = ContextVar("spark_abs.current")
+
+
+def current() -> Current:
+    """Return the batch that is being written; only inside a sink function.
+
+    Raises:
+        UsageError: called anywhere else.
+    """
+    try:
+        return _current.get()
+    except LookupError:
+        raise UsageError("spark_abs.current() is known only inside a sink function") from None
+
+
+def within(value: Current, call: Callable[[], None]) -> None:
+    """Call a sink function with `current()` set."""
+    token = _current.set(value)
+    try:
+        call()
+    finally:
+        _current.reset(token)

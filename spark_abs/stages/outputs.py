@@ -32,8 +32,7 @@ from spark_abs.sinks.delta.commit_metadata import PlannedBatch
 from spark_abs.sinks.delta.sink import DeltaSink
 from spark_abs.sinks.delta.sink_log import SinkLog
 from spark_abs.stages.barriers import BarrierProgress
-from spark_abs.stages.batch import BatchFacts, Committed, Marker, Repeated
-from spark_abs.stages.current import Current, within
+from spark_abs.stages.batch import BatchFacts, Committed, Current, Marker, Repeated, within
 from spark_abs.stages.evaluation import Evaluated, Evaluator
 from spark_abs.stages.held import held, open_logs
 from spark_abs.stages.lookups import StageLookups

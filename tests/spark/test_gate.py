@@ -13,9 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_abs.channels.gate import FORMAT_NAME, GateSpec
-from spark_abs.channels.offsets import offset_lines
-from spark_abs.channels.opening import open_gate
+from spark_abs.channels.gate import FORMAT_NAME, GateSpec, open_gate
+from spark_abs.channels.gate_facts import offset_lines
 from spark_abs.errors import AbortReason
 from spark_abs.model import AttemptId, Branch, CheckpointId, RunId, Version, positions_of
 from spark_abs.protocol.control import Aborted, settle

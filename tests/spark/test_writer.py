@@ -17,8 +17,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as t
 
-from spark_abs.channels.gate import GateReader, GateSpec
-from spark_abs.channels.opening import open_gate
+from spark_abs.channels.gate import GateReader, GateSpec, open_gate
 from spark_abs.channels.schema import plain_schema
 from spark_abs.channels.writer import ChannelWriter, create_channel
 from spark_abs.model import AttemptId, BatchId, Branch, ChannelId, CheckpointId, RunId, StageId, Version

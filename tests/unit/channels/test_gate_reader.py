@@ -27,7 +27,7 @@ from spark_abs.channels.gate import (
     RememberingGateReader,
     grouped,
 )
-from spark_abs.channels.offsets import offset_lines
+from spark_abs.channels.gate_facts import offset_lines
 from spark_abs.channels.schema import arrow_schema, conformed
 from spark_abs.codec import from_json, to_json
 from spark_abs.errors import AbortReason, DamageError
