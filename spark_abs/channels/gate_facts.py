@@ -99,10 +99,8 @@ class _ControlNote:
 class Aborts:
     """The ids that `control/` has declared aborted, or unaligned, since the run began.
 
-    Looked for only while an input is blocked.
-
-    The log of `control/` is trimmed far behind its newest commit. After such a long pause the table is read
-    once.
+    Polled only while an input is blocked. The log of `control/` is trimmed far behind its newest commit;
+    after so long a pause the table is read once instead.
     """
 
     def __init__(self, root: Root, after: Version, poll_ms: int, clock: Clock) -> None:

@@ -95,7 +95,7 @@ class Current:
     epoch: CheckpointId
     """The newest barrier that the stage's inputs have passed; 0 before the first and in a source."""
     app_id: str
-    """Differs between attempts: a batch that is repeated after a roll back is not one that was written."""
+    """Differs between attempts: a batch with the same number after a restore has not been written yet."""
 
 
 _current: ContextVar[Current] = ContextVar("spark_abs.current")
