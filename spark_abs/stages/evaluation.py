@@ -158,33 +158,36 @@ class Evaluator:
 
         A frame is cached only if it is read more than once.
         """
+        # Files that a commit names are used, also for tables and functions that lack the rows.
         named = committed.named if committed is not None else ()
-        how, there = missing(consumers, named), files_of(named)
-        if committed is not None and not named and how.anew:
-            self._warn(batch, how.anew)
-        done = _Work(batch, {table: self._find(one, batch) for table, one in how.own.items()}, {}, {})
-        for table, one in how.lent.items():
+        plan, named_files = missing(consumers, named), files_of(named)
+        if committed is not None and not named and plan.anew:
+            self._warn(batch, plan.anew)
+        done = _Work(batch, {table: self._find(one, batch) for table, one in plan.own.items()}, {}, {})
+        for table, one in plan.lent.items():
             done.files[table] = self._lend(table, self._find(one, batch), batch)
-        for output in dict.fromkeys(o for o in self._called if o in there):
-            done.outputs[output] = self._find(there[output], batch)
+        for output in dict.fromkeys(o for o in self._called if o in named_files):
+            done.outputs[output] = self._find(named_files[output], batch)
             done.frames[output] = _read(self._frame(frame, output), done.outputs[output])
-        called = [output for output in self._called if output not in there]
-        work = writes(how.anew, called, self._unsure(frame, called)) if how.anew else ()
+        # The other outputs are evaluated: into files for tables, or directly for functions.
+        called = [output for output in self._called if output not in named_files]
+        work = writes(plan.anew, called, self._unsure(frame, called)) if plan.anew else ()
         direct = [output for output in called if output not in {write.output for write in work}]
-        over_main = MAIN_OUTPUT in there and bool(work or direct)
-        spooled = bool(work) and work[0].output == MAIN_OUTPUT and not self._repeatable[MAIN_OUTPUT]
-        reads = 0 if over_main else 1 if spooled else len(work) + len(direct)
+        # They read the main output's files: those that are named, or those that are written first because a
+        # second evaluation may give other rows. Otherwise they read the batch's frame.
+        over_named = MAIN_OUTPUT in named_files and bool(work or direct)
+        over_written = bool(work) and work[0].output == MAIN_OUTPUT and not self._repeatable[MAIN_OUTPUT]
+        reads = 0 if over_named else 1 if over_written else len(work) + len(direct)
+        # Spark wants the frame run once for its state, by a repeat in full: functions may read a part of it.
         for_state = self._lookups is None and (not reads or (committed is not None and not work))
         if reads + for_state > 1:
             _keep(stack, frame)
         if for_state:
             frame.write.format("noop").mode("overwrite").save()
-        source = frame
-        if over_main:
-            source = _read(frame, self._find(there[MAIN_OUTPUT], batch))
+        source = _read(frame, self._find(named_files[MAIN_OUTPUT], batch)) if over_named else frame
         for write in work:
-            self._write(write, self._frame(source, write.output), done, how.anew)
-            if spooled and write.output == MAIN_OUTPUT:
+            self._write(write, self._frame(source, write.output), done, plan.anew)
+            if over_written and write.output == MAIN_OUTPUT:
                 source = _read(frame, done.outputs[MAIN_OUTPUT], as_written=True)
         for output in dict.fromkeys(direct):
             done.frames[output] = self._frame(source, output)
