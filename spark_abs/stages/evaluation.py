@@ -52,8 +52,6 @@ class Evaluated:
 
 @dataclass(slots=True)
 class _Work:
-    """The work for one batch."""
-
     batch: BatchId
     files: dict[str, Files]
     """By table."""
@@ -178,7 +176,8 @@ class Evaluator:
         over_named = MAIN_OUTPUT in named_files and bool(work or direct)
         over_written = bool(work) and work[0].output == MAIN_OUTPUT and not self._repeatable[MAIN_OUTPUT]
         reads = 0 if over_named else 1 if over_written else len(work) + len(direct)
-        # Spark wants the frame run once for its state, by a repeat in full: functions may read a part of it.
+        # Spark needs a run of the whole frame for its state: where nothing reads it, and in a repeat where
+        # only functions do, which may read a part of it.
         for_state = self._lookups is None and (not reads or (committed is not None and not work))
         if reads + for_state > 1:
             _keep(stack, frame)
