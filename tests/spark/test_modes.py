@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,11 @@ class Two:
 
     def entries(self, stage: str) -> int:
         return sum('"add":' in commit.read_text() for commit in channel_log(self.root, stage))
+
+    def late(self) -> list[str]:
+        """Return the late stages that the status begins with."""
+        stages = spark_abs.open(self.root).status().stages
+        return [s.stage for s in takewhile(lambda s: s.waiting, stages)]
 
     def manifest(self, checkpoint: CheckpointId) -> Manifest:
         return next(m for m in manifests(self.root) if m.id == checkpoint)
@@ -195,6 +201,7 @@ def test_an_aligned_checkpoint_that_takes_too_long_becomes_unaligned_and_the_his
         eventually(run, lambda: two.barriers("clicks") > 0, "the barrier of clicks")
         two.feed(two.clicks, 10)  # after the barrier
         eventually(run, lambda: two.rows("all")[10], "rows that an aligned barrier would hold back")
+        eventually(run, lambda: two.late() == ["orders", "both"], "the source that is held up, first")
         hold.opened.set()
         taken = asked.result()
     manifest = two.manifest(taken)
