@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from urllib.parse import quote, urlparse
 
-from deltalake.fs import DeltaStorageHandler
 from pyarrow import fs
 
 from spark_abs.errors import ConfigError, UsageError
@@ -272,6 +271,8 @@ class Place:
         """
         store, target = self.fs, f"{self.path}/{relative}"
         if isinstance(store, fs.AzureFileSystem):  # which begins a file with an empty one: deltalake does not
+            from deltalake.fs import DeltaStorageHandler  # gates do without deltalake
+
             store, target = fs.PyFileSystem(DeltaStorageHandler(self.uri, self.options)), relative
         written = f"{target}.{uuid.uuid4().hex}.tmp" if self.local else target
         if self.local:

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import spark_abs
+from spark_abs.spark import session as session_module
 from tests.markdown_support import GUIDE, HERE, README, blocks
 
 SCRIPT = GUIDE / "bad-release.md"
@@ -83,6 +84,8 @@ def namespace(
     write_input(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     # Functions of the module `__main__` travel to Python workers by value.
+    # The pages start a session with packages; here the session is there, and no block reads from their systems.
+    monkeypatch.setattr(session_module, "require_packages", lambda session, packages: None)
     names: dict[str, Any] = {"__name__": "__main__", "spark_abs": spark_abs, "F": F, "spark": spark}
     names.update(base=str(tmp_path), root=root)
     yield names

@@ -149,5 +149,5 @@ def test_a_second_signal_ends_all_processes_at_once(tmp_path: Path) -> None:
         held.wait(lambda: time.monotonic() > told + 1.1)  # signals that come closer together are one
         held.send(signal.SIGINT)
         assert held.wait_for_end() == 128 + signal.SIGINT, held.text  # nobody has its output open any more
-    assert "SIGINT again: it ends at once" in held.text
+    assert "SIGINT again: the process ends at once" in held.text
     assert "Traceback" not in held.text

@@ -66,7 +66,7 @@ def test_the_first_stops_in_order_and_the_script_goes_on(first: str) -> None:
 def test_the_second_ends_it_at_once() -> None:
     ended = run(stops="None", later=AT_ONCE.format(s=1.5))
     assert (ended.returncode, ended.stdout) == (128 + signal.SIGINT, "stop\n")
-    assert "SIGINT again: it ends at once" in ended.stderr
+    assert "SIGINT again: the process ends at once" in ended.stderr
 
 
 def test_signals_that_come_by_two_ways_are_one() -> None:
