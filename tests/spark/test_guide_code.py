@@ -84,7 +84,7 @@ def namespace(
     write_input(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     # Functions of the module `__main__` travel to Python workers by value.
-    # The pages start a session with packages; here the session is there, and no block reads from their systems.
+    # Pages start a session with packages; here it is there, and no block reads from their systems.
     monkeypatch.setattr(session_module, "require_packages", lambda session, packages: None)
     names: dict[str, Any] = {"__name__": "__main__", "spark_abs": spark_abs, "F": F, "spark": spark}
     names.update(base=str(tmp_path), root=root)
