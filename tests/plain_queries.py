@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -113,7 +114,9 @@ class PlainQuery:
                 return False
             until = min(newest + 1, self.until + self.chance.randint(1, most))
         start, self.until, self.batch = self.until, until, self.batch + 1
-        (self.checkpoint / "offsets" / str(self.batch)).write_text(f"v1\n{{}}\n{self._line(until)}")
+        (self.checkpoint / "offsets" / str(self.batch)).write_text(
+            f"v1\n{self._metadata()}\n{self._line(until)}"
+        )
         if crash == "planned":
             raise Crash
         self._run(start, until, crash)
@@ -138,6 +141,9 @@ class PlainQuery:
         return max(
             (int(p.name) for p in (self.checkpoint / directory).iterdir() if p.name.isdigit()), default=-1
         )
+
+    def _metadata(self) -> str:
+        return json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": {}})
 
     def _line(self, until: int) -> str:
         if self.from_files:
@@ -204,6 +210,7 @@ class PlainQuery:
 SHAPES = {
     "chain": [("bronze", "in1", "bronze"), ("silver", "bronze", "silver"), ("gold", "silver", "gold")],
     "fan-out": [("bronze", "in1", "bronze"), ("one", "bronze", "one"), ("two", "bronze", "two")],
+    "two writers": [("left", "in1", "both"), ("right", "in2", "both")],
     "fan-in": [("left", "in1", "both"), ("right", "in2", "both"), ("gold", "both", "gold")],
 }
 
@@ -250,7 +257,7 @@ class World:
     def places(self) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
         """Return the checkpoint directories and the tables."""
         checkpoints = found_directories([f"{self.base}/c/*"], DEFAULTS, "metadata", "checkpoint")
-        return checkpoints, found_directories([f"{self.base}/t/*"], DEFAULTS, "_delta_log", "table")
+        return checkpoints, found_directories([f"{self.base}/t/*"], DEFAULTS, "_delta_log/", "table")
 
     def _tick(self) -> int:
         self.now_ms += 1_000

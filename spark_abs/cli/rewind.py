@@ -82,8 +82,11 @@ class _Lists(click.Command):
 )
 @click.option(
     "--force",
-    type=click.Choice(["rows"]),
-    help="Undo rows that others have written to a table since, too.",
+    type=click.Choice(["rows", "tables"]),
+    multiple=True,
+    help="Override an obstacle: `rows` that others have written to a table since (they are undone); `tables` "
+    "that stay and were changed by commits that name no batch (none of the queries made them). May be "
+    "repeated.",
 )
 @click.pass_obj
 def rewind(
@@ -98,7 +101,7 @@ def rewind(
     dry_run: bool,
     yes: bool,
     wait: str,
-    force: str | None,
+    force: tuple[str, ...],
 ) -> None:
     """Bring streaming queries that use nothing of spark_abs, and their tables, back to one moment.
 
@@ -114,8 +117,8 @@ def rewind(
 
     out, storage = ctx.out, Storage.given()
     queries = found_directories(checkpoints, storage, "metadata", "checkpoint directory")
-    written = found_directories(tables, storage, "_delta_log", "Delta table")
-    if not dry_run and not only_list and _unfinished(out, (queries, written), yes, force == "rows"):
+    written = found_directories(tables, storage, "_delta_log/", "Delta table")
+    if not dry_run and not only_list and _unfinished(out, (queries, written), yes, "rows" in force):
         return
     if only_list:
         _list(out, queries, written)
@@ -133,7 +136,8 @@ def rewind(
         now_ms=ctx.now_ms(),
         before_ms=None if before is None else int(before.timestamp() * 1000),
         at=dict(map(_batch, at)),
-        undo_others=force == "rows",
+        undo_others="rows" in force,
+        others_stay="tables" in force,
     )
     plan = prepared.plan
     if not out.json:
@@ -153,6 +157,7 @@ def rewind(
         ctx.pause(_duration_ms(wait) / 1000)
     prepared.require_still()
     apply(plan, storage, require_still=prepared.require_still, at=no_failpoint)
+    prepared.require_back()
     out.result(
         {"applied": True, "plan": _plain(plan)},
         lambda out: out.line("The queries and tables are back: start the queries as they are"),

@@ -39,7 +39,8 @@ def first_versions(commits: Iterable[tuple[int, int]]) -> dict[int, int]:
     """Return for each batch the version that it made. Arguments as for `written_by`."""
     first: dict[int, int] = {}
     for version, batch in commits:
-        first = {number: at for number, at in first.items() if number <= batch}
+        while first and (newest := next(reversed(first))) > batch:
+            del first[newest]
         first.setdefault(batch, version)
     return first
 

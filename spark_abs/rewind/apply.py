@@ -30,9 +30,10 @@ from spark_abs.rewind.journal import (
     mark_of,
 )
 from spark_abs.rewind.plan import RewindPlan
-from spark_abs.rewind.query import METADATA, fence_of, jumped
+from spark_abs.rewind.query import METADATA, fence_of, jumped, resumed
 from spark_abs.snapshots.capture import CaptureIncomplete, capture
 from spark_abs.snapshots.layout import OffsetFile, file_source_offset, is_file_source_log, parse_offsets
+from spark_abs.snapshots.parallel import in_threads
 from spark_abs.store.log import LogCommit
 from spark_abs.store.storage import Place, Storage
 from spark_abs.store.table import Commit, Table
@@ -75,7 +76,10 @@ def check_plan(plan: RewindPlan, storage: Storage) -> None:
 def _check_table(table: Table, goal: TableGoal) -> None:
     protocol = table.delta.protocol()
     features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
-    if others := sorted(features - _FEATURES):
+    others = sorted(features - _FEATURES)
+    if protocol.min_reader_version == 2 or protocol.min_writer_version in (5, 6):
+        others.append(f"of protocol {protocol.min_reader_version}, {protocol.min_writer_version}")
+    if others:
         raise Refused(
             f"table {goal.uri} has the features {', '.join(others)}, with which only Spark restores a "
             "version: a rewind cannot bring it back"
@@ -87,7 +91,8 @@ def _check_table(table: Table, goal: TableGoal) -> None:
         wanted = set(then.file_uris()) - set(table.delta.file_uris())
     except Exception as error:
         raise Refused(f"version {goal.version} of table {goal.uri} cannot be opened: {error}") from error
-    gone = [place for place in (place_of(then, table.place, uri) for uri in wanted) if not place.exists()]
+    places = [place_of(then, table.place, uri) for uri in sorted(wanted)]
+    gone = [place for place, there in zip(places, in_threads(Place.exists, places), strict=True) if not there]
     if gone or lacks_vectors(then):
         raise Refused(
             f"{len(gone)} files of version {goal.version} of table {goal.uri} are gone, as {gone[0]}: VACUUM "
@@ -126,6 +131,8 @@ def begin(journal: Journal, storage: Storage, *, require_still: Callable[[], Non
         if fence_of(place) is not None:
             _withdraw(places, journal.rewind)
             raise Refused(f"another rewind of {place} has begun meanwhile")
+        # A store that tears a file loses the id: this copy has it.
+        place.write(f"{DIRECTORY}/{journal.rewind}/{METADATA}", query.metadata.encode())
         _put_fence(place, Fence(journal.rewind, uris[0], query.metadata, uris))
     at("fenced")
     try:
@@ -207,14 +214,20 @@ def _remove(place: Place, path: str) -> None:
 
 
 def _restore(place: Place, goal: TableGoal, journal: Journal) -> Version:
-    """Bring a table back in one commit; return its version, also when an earlier call has made it."""
+    """Bring a table back in one commit; return its version, also when an earlier call has made it.
+
+    Raises:
+        DamageError: the log lacks a commit since the plan, so it does not say whether this was done.
+    """
     table = Table.open(place)
     said = to_json(Mark(journal.rewind, goal.version if goal.restored else None))
     while True:
         table.refresh()
-        since = [
-            c for c in map(table.read_commit, range(goal.before + 1, table.version + 1)) if c is not None
-        ]
+        since: list[LogCommit] = []
+        for version in range(goal.before + 1, table.version + 1):
+            if (later := table.read_commit(version)) is None:
+                raise DamageError(f"{place} has lost version {version} of its log while the rewind worked")
+            since.append(later)
         for made in since:
             if (mark := mark_of(made.metadata)) is not None and mark.sparkAbsRewind == journal.rewind:
                 return made.version
@@ -223,8 +236,7 @@ def _restore(place: Place, goal: TableGoal, journal: Journal) -> Version:
         try:
             if goal.restored and goal.version >= 0:
                 table.restore(Version(goal.version), commit)
-                table.refresh()
-                return table.version
+                continue  # another commit may have come behind it: the mark says which version it is
             return table.commit_next(commit)
         except CommitConflict:
             continue
@@ -362,9 +374,10 @@ def _rewind_files(
             at("file")
             files.take_away(path)
     jumps = {source: int(versions[table]) + 1 for source, table in query.jumps.items()}
+    last = jumped(query.offsets[str(query.batch)], jumps)
     for batch, text in query.offsets.items():
         at("offsets")
-        files.rewrite(f"offsets/{int(batch)}", jumped(text, jumps))
+        files.rewrite(f"offsets/{int(batch)}", last if int(batch) == query.batch else resumed(text, last))
     before = {b: text for b, text in query.offsets.items() if int(b) < query.batch}
     made = Rewound(journal.rewind, journal.at_ms, query.batch, before)
     place.write(record, to_json(made).encode())

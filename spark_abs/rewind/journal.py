@@ -16,7 +16,7 @@ from spark_abs.errors import DamageError
 from spark_abs.model import FORMAT
 
 DIRECTORY = "_rewind"
-FENCE = "A rewind of this query is not finished. Run `spark-abs rewind --finish` with this directory."
+FENCE = "A rewind of this query is not finished. Call the same `spark-abs rewind` again, which finishes it."
 """The first line of `metadata` while a rewind works; the fence follows as JSON."""
 
 

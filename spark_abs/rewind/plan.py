@@ -40,6 +40,7 @@ def plan_rewind(
     rewind: str,
     now_ms: int,
     undo_others: bool = False,
+    others_stay: bool = False,
     abandoned: Mapping[str, int] | None = None,
 ) -> RewindPlan:
     """Plan the way back to a cut. Pure.
@@ -50,6 +51,7 @@ def plan_rewind(
         rewind: the id of the rewind.
         now_ms: the time.
         undo_others: whether rows that others have written since may go.
+        others_stay: whether commits that name no batch are those of others, in tables that stay as they are.
         abandoned: table to its present version, whose rows are those of an earlier rewind: it goes back to
             what was surveyed in any case.
 
@@ -69,12 +71,14 @@ def plan_rewind(
         strangers = table.strangers(goal.version) if goal.restored else ()
         if strangers and not undo_others:
             raise Refused(
-                f"table {table.uri} would go back to version {goal.version}, and others have changed rows "
-                f"since: {_operations(strangers)}. Say {_force()} if these rows may go"
+                f"table {table.uri} would go back to version {goal.version}, and others have changed it "
+                f"since: {_operations(strangers)}. Say {_force('rows')} if that may be undone"
             )
         goals.append(goal)
         steps.append(_table_step(table, goal, strangers))
     restored = {goal.uri: goal for goal in goals if goal.restored}
+    goal_tables = {goal.uri for goal in goals}
+    written = {name for t in found.tables if t.uri in goal_tables for name in t.writers.values()}
     queries = []
     for query in found.queries:
         jumps = {
@@ -83,10 +87,13 @@ def plan_rewind(
             for table in found.tables
             if table.id == at.table_id and table.uri in restored
         }
-        if jumps or query.planned != chosen[query.name].number:
-            queries.append(_query_goal(query, chosen[query.name], jumps))
+        moves = jumps or query.planned != chosen[query.name].number
+        if moves:
             steps.append(_query_step(query, chosen[query.name]))
-    if queries and not undo_others:
+        # A writer that stays is fenced, too: what it writes meanwhile would be undone.
+        if moves or query.name in written:
+            queries.append(_query_goal(query, chosen[query.name], jumps))
+    if queries and not others_stay:
         _refuse_untold(found, restored, min(batch.ended_ms for batch in chosen.values()))
     return RewindPlan(
         Journal(rewind, now_ms, tuple(queries), tuple(goals), undo_others),
@@ -96,8 +103,8 @@ def plan_rewind(
     )
 
 
-def _force() -> str:
-    return way("force=['rows']", "--force rows")
+def _force(obstacle: str) -> str:
+    return way(f"force=['{obstacle}']", f"--force {obstacle}")
 
 
 def _table_goal(
@@ -113,7 +120,8 @@ def _table_goal(
     until = [
         at for r in found.pipeline.read if r.table == table.uri and (at := r.until[cut[r.query]]) is not None
     ]
-    return TableGoal(table.uri, min(until, default=following) - 1, table.version, transactions, True)
+    back = table.before(min(until, default=following))
+    return TableGoal(table.uri, back, table.version, transactions, True)
 
 
 def _leaving(
@@ -164,15 +172,14 @@ def _query_step(query: QueryFacts, batch: Batch) -> str:
 
 def _refuse_untold(found: Survey, restored: Mapping[str, TableGoal], since_ms: int) -> None:
     """Refuse a table that perhaps a query has written without a transaction: its rows would come twice."""
-    silent = [q.name for q in found.queries if not any(q.name in t.writers.values() for t in found.tables)]
-    for table in found.tables if silent else ():
-        strangers = tuple(c for c in table.strangers(-1) if c.at_ms > since_ms)
+    for table in found.tables:
+        strangers = tuple(c for c in table.strangers(-1) if c.at_ms > since_ms and c.data_change)
         if strangers and table.uri not in restored:
             raise Refused(
-                f"table {table.uri} was changed after the moment by commits that name no batch: "
-                f"{_operations(strangers)}. If query {silent[0]!r} made them, without txnAppId and "
-                "txnVersion, it would write these rows twice: do without the query or its table, or say "
-                f"{_force()} if others made them"
+                f"table {table.uri} was changed after the moment by commits that name no batch of a query: "
+                f"{_operations(strangers)}. If one of the queries made them, in a function without txnAppId "
+                "and txnVersion, it would write these rows twice. If others made them, do without the table, "
+                f"or say {_force('tables')}"
             )
 
 

@@ -14,7 +14,7 @@ from spark_abs.cuts.cut import cuts, newest_cut
 from spark_abs.errors import Refused, UsageError
 from spark_abs.rewind.apply import check_plan
 from spark_abs.rewind.plan import RewindPlan, plan_rewind
-from spark_abs.rewind.query import is_still
+from spark_abs.rewind.query import is_still, newest_planned
 from spark_abs.rewind.survey import Survey, survey
 from spark_abs.store.storage import Place, Storage
 from spark_abs.store.table import Table
@@ -32,7 +32,7 @@ class Prepared:
     checkpoints: tuple[Place, ...]
 
     def require_still(self) -> None:
-        """See that no query has begun or ended a batch, and no table has a new version, since the survey.
+        """See that no query has begun or ended a batch, and no table was changed, since the survey.
 
         Raises:
             Refused: one has.
@@ -50,6 +50,20 @@ class Prepared:
                     "nothing was changed"
                 )
 
+    def require_back(self) -> None:
+        """Look once more, after the rewind: a query that was not stopped may have written.
+
+        Raises:
+            Refused: one has.
+        """
+        now = {query.uri: query for query in self.plan.journal.queries}
+        for query in self.found.queries:
+            goal = now.get(query.place.uri)
+            if goal is not None and newest_planned(query.place) != goal.batch:
+                raise Refused(
+                    f"query {query.name!r} has begun a batch during the rewind: stop it and rewind again"
+                )
+
 
 def new_id(now_ms: int) -> str:
     """Return the id of a new rewind; a later one sorts after it."""
@@ -62,7 +76,7 @@ def found_directories(patterns: Sequence[str], storage: Storage, mark: str, what
     Args:
         patterns: paths or URIs, with `*`, `?` and `[…]` within a name.
         storage: how they are reached.
-        mark: the file or directory that makes it one.
+        mark: what makes it one: the name of a file, or of a directory if it ends with `/`.
         what: for messages.
 
     Raises:
@@ -70,24 +84,36 @@ def found_directories(patterns: Sequence[str], storage: Storage, mark: str, what
     """
     found: dict[str, Place] = {}
     for pattern in patterns:
-        places = [place for place in _matching(pattern, storage) if place.below(mark).exists()]
+        places = [place for place in _matching(pattern, storage) if _has(place, mark)]
         if not places:
             raise UsageError(f"{pattern} leads to no {what}: none has {mark}")
         found |= {place.uri: place for place in places}
     return tuple(found.values())
 
 
+def _has(place: Place, mark: str) -> bool:
+    wanted = fs.FileType.Directory if mark.endswith("/") else fs.FileType.File
+    return bool(place.fs.get_file_info(f"{place.path}/{mark.rstrip('/')}").type is wanted)
+
+
 def _matching(pattern: str, storage: Storage) -> Iterator[Place]:
+    literal = storage.place(pattern)
+    if literal.exists():  # a shell has found it, or its name has letters of a pattern
+        return iter([literal])
     names = pattern.rstrip("/").split("/")
-    first = next((at for at, name in enumerate(names) if _MAGIC & set(name)), None)
-    if first is None:
-        yield storage.place(pattern)
-        return
+    first = next((at for at, name in enumerate(names) if _MAGIC & set(name)), len(names))
     top = storage.place("/".join(names[:first]) or ("/" if pattern.startswith("/") else "."))
+    return _below(top, names[first:])
+
+
+def _below(top: Place, names: Sequence[str]) -> Iterator[Place]:
+    """Iterate the places below another that a pattern names, one name after another."""
+    if not names:
+        yield top
+        return
     for info in top.fs.get_file_info(fs.FileSelector(top.path, allow_not_found=True)):
-        if info.type is fs.FileType.Directory and fnmatch.fnmatchcase(info.base_name, names[first]):
-            rest = "/".join([top.below(info.base_name).uri, *names[first + 1 :]])
-            yield from _matching(rest, storage)
+        if info.type is fs.FileType.Directory and fnmatch.fnmatchcase(info.base_name, names[0]):
+            yield from _below(top.below(info.base_name), names[1:])
 
 
 def prepare(
@@ -99,6 +125,7 @@ def prepare(
     before_ms: int | None = None,
     at: Mapping[str, int] | None = None,
     undo_others: bool = False,
+    others_stay: bool = False,
 ) -> Prepared:
     """Plan a rewind to the newest aligned cut, and check that all it needs is there.
 
@@ -110,6 +137,7 @@ def prepare(
         before_ms: the moment that no batch of the cut may be later than; None: now.
         at: query to the batch that it may not be beyond.
         undo_others: whether rows that others have written since may go.
+        others_stay: whether commits that name no batch are those of others, in tables that stay as they are.
 
     Raises:
         UsageError: a query of `at` is not among them.
@@ -125,7 +153,14 @@ def prepare(
         place = max((at for at, b in enumerate(batches) if b.number <= batch), default=-1)
         bound[name] = min(bound[name], place)
     cut = newest_cut(found.pipeline, bound)
-    plan = plan_rewind(found, cut, rewind=new_id(now_ms), now_ms=now_ms, undo_others=undo_others)
+    plan = plan_rewind(
+        found,
+        cut,
+        rewind=new_id(now_ms),
+        now_ms=now_ms,
+        undo_others=undo_others,
+        others_stay=others_stay,
+    )
     check_plan(plan, storage)
     return Prepared(plan, storage, found, tuple(checkpoints))
 

@@ -90,10 +90,14 @@ def read_queries(places: Sequence[Place], fenced_by: str = "") -> tuple[QueryFac
     names = [place.uri.rstrip("/").rpartition("/")[2] for place in places]
     if twice := sorted({place.uri for place in places if [p.uri for p in places].count(place.uri) > 1}):
         raise UsageError(f"checkpoint directory {twice[0]} is given twice")
-    return tuple(
+    found = tuple(
         _read(place, name if names.count(name) == 1 else place.uri, fenced_by)
         for place, name in zip(places, names, strict=True)
     )
+    ids = [query.id for query in found]
+    if copies := [query.place.uri for query in found if ids.count(query.id) > 1]:
+        raise UsageError(f"{' and '.join(copies)} are checkpoints of the same query: give one of them")
+    return found
 
 
 def fence_of(place: Place) -> Fence | None:
@@ -109,7 +113,8 @@ def rewinds_of(place: Place) -> tuple[Rewound, ...]:
     selector = fs.FileSelector(f"{place.path}/{DIRECTORY}", allow_not_found=True)
     names = sorted(i.base_name for i in place.fs.get_file_info(selector) if i.type is fs.FileType.Directory)
     found = (place.read(f"{DIRECTORY}/{name}/rewound.json") for name in names)
-    return tuple(from_json(Rewound, data) for data in found if data is not None)
+    rewinds = (from_json(Rewound, data) for data in found if data is not None)
+    return tuple(sorted(rewinds, key=lambda rewind: rewind.at_ms))
 
 
 def _read(place: Place, name: str, fenced_by: str) -> QueryFacts:
@@ -119,16 +124,17 @@ def _read(place: Place, name: str, fenced_by: str) -> QueryFacts:
     if data is None:
         raise UsageError(f"{place} is not the checkpoint of a streaming query: it has no file {METADATA}")
     if data.startswith(FENCE.encode()):
-        raise Refused(f"a rewind of {place} was begun and is not finished")
+        raise Refused(
+            f"a rewind of {place} was begun and is not finished: call the command of that rewind again with "
+            "--yes, which finishes it"
+        )
     identity = parsed(data, dict, f"{place}/{METADATA}").get("id")
     if not isinstance(identity, str):
         raise DamageError(f"{place}/{METADATA} has no id")
     planned, committed = _times(place, "offsets"), _times(place, "commits")
     read = in_threads(partial(_text, place), sorted(planned))
     texts = {b: text for b, text in zip(sorted(planned), read, strict=True) if text is not None}
-    for rewind in rewinds_of(place):
-        changed = {b: rewind.offsets.get(str(b)) for b in texts if b < rewind.batch}
-        texts |= {b: text for b, text in changed.items() if text is not None}
+    texts |= {b: text for b, text in _changed(rewinds_of(place)).items() if b in texts}
     offsets = {b: parse_offsets(text) for b, text in texts.items()}
     if any(_is_auto_loader(line) for file in offsets.values() for line in file.lines):
         raise Refused(
@@ -143,14 +149,33 @@ def _read(place: Place, name: str, fenced_by: str) -> QueryFacts:
         place=place,
         metadata=data.decode(),
         id=identity,
-        batches=tuple(Batch(b, committed[b]) for b in whole),
+        batches=tuple(Batch(b, _ended(b, committed, offsets)) for b in whole),
         offsets=offsets,
         texts=texts,
         planned=max(planned, default=-1),
         committed=max(committed, default=-1),
         others=_others(place),
-        times={b: Attempted(min(planned[b], committed[b]), committed[b]) for b in whole},
+        times={
+            b: Attempted(offsets[b].timestamp_ms or planned[b], _ended(b, committed, offsets)) for b in whole
+        },
     )
+
+
+def _changed(rewinds: Sequence[Rewound]) -> dict[int, str]:
+    """Return the offsets that rewinds have changed, as Spark had written them: batch to text."""
+    found: dict[int, str] = {}
+    for rewind in rewinds:
+        found = {b: text for b, text in found.items() if b < rewind.batch}  # later ones are written anew
+        found |= {int(b): text for b, text in rewind.offsets.items()}
+    return found
+
+
+def _ended(batch: int, committed: Mapping[int, int], offsets: Mapping[int, OffsetFile]) -> int:
+    """Return when a batch had ended: the plan of the next batch has a date, which a copied file has not."""
+    following = offsets.get(batch + 1)
+    if following is None or not following.timestamp_ms:
+        return committed[batch]
+    return min(committed[batch], following.timestamp_ms)
 
 
 def _others(place: Place) -> tuple[str, ...]:
@@ -192,10 +217,36 @@ def _text(place: Place, batch: int) -> str | None:
     return None if data is None else data.decode()
 
 
+def newest_planned(place: Place) -> int:
+    """Return the newest batch in the offset log, -1 if none."""
+    return max(_times(place, "offsets"), default=-1)
+
+
 def is_still(query: QueryFacts) -> bool:
     """Say whether a query has neither planned nor committed a batch since it was read."""
     planned, committed = (max(_times(query.place, log), default=-1) for log in ("offsets", "commits"))
     return (planned, committed) == (query.planned, query.committed)
+
+
+def resumed(before: str, text: str) -> str:
+    """Return the offsets of the batch before the last one, from which Spark plans the last one again.
+
+    Its Delta sources get the offsets of the last batch: that plan then reads nothing of a table, neither the
+    restore of it nor what comes before the first offset of a source.
+
+    Args:
+        before: the content of `offsets/<b-1>`.
+        text: the content of `offsets/<b>`.
+    """
+    head, metadata, *lines = before.split("\n")
+    _, _, *last = text.split("\n")
+    if parse_offsets(before).version == 1:
+        lines = [two if delta_offset(two) else one for one, two in zip(lines, last, strict=True)]
+    else:
+        named = {line.split(":", 1)[0]: line for line in last if delta_offset(line.split(":", 1)[1])}
+        there = {line.split(":", 1)[0]: line for line in lines}
+        lines = list({**there, **named}.values())
+    return "\n".join([head, metadata, *lines])
 
 
 def jumped(text: str, jumps: Mapping[str, int]) -> str:

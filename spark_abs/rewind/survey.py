@@ -50,7 +50,7 @@ def survey(
     at = until or {}
     found = tuple(read_table(place, queries, at.get(place.uri)) for place in tables)
     functions = [query for query in queries if not _outputs(query, found)]
-    found = tuple(attributed(table, functions) for table in found)
+    found = tuple(attributed(table, functions, queries) for table in found)
     ids = [table.id for table in found]
     if twice := sorted({table.uri for table in found if ids.count(table.id) > 1}):
         raise UsageError(f"tables {' and '.join(twice)} are the same table: give it once")

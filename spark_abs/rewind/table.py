@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
+from uuid import UUID
 
-from spark_abs.cuts.cut import Written
+from spark_abs.cuts.cut import NOTHING, Written
 from spark_abs.cuts.lineage import first_versions, writer_of, written_by
 from spark_abs.errors import UsageError
 from spark_abs.model import Version
@@ -34,6 +35,8 @@ class TableFacts:
     """Up to the version, oldest first, without a gap."""
     writers: Mapping[str, str]
     """Application id to the query that writes under it."""
+    latest: Mapping[str, int]
+    """Id of a query to the batch that it committed last, also where the commit itself is gone."""
     doubtful: Mapping[str, tuple[str, ...]]
     """Application id to the queries of which several, or none, can have written under it."""
 
@@ -55,7 +58,12 @@ class TableFacts:
 
     def batches_of(self, app: str) -> Iterator[tuple[int, int]]:
         """Iterate versions and batches under an application id."""
-        return ((c.version, c.transactions[app]) for c in self.path if app in c.transactions)
+        own = (c for c in self.path if app in c.transactions and mark_of(c.metadata) is None)
+        return ((commit.version, commit.transactions[app]) for commit in own)
+
+    def before(self, version: int) -> int:
+        """Return the newest version before another whose rows the table has had, `NOTHING` if none."""
+        return max((commit.version for commit in self.path if commit.version < version), default=NOTHING)
 
     def newest(self, app: str) -> int:
         """Return the batch last committed under an application id, -1 if none is known."""
@@ -70,8 +78,12 @@ class TableFacts:
         return not self.writers.keys().isdisjoint(commit.transactions)
 
     def strangers(self, after: int) -> tuple[LogCommit, ...]:
-        """Return the commits after a version that changed rows, and that no known writer made."""
-        return tuple(c for c in self.path if c.version > after and c.data_change and not self.is_own(c))
+        """Return the commits after a version that changed rows or columns, and that no known writer made."""
+        return tuple(
+            c
+            for c in self.path
+            if c.version > after and (c.data_change or c.redefines) and not self.is_own(c)
+        )
 
     def written(self, query: QueryFacts) -> tuple[Written, ...]:
         """Return what a query has written to the table, under each of its application ids."""
@@ -84,9 +96,8 @@ class TableFacts:
         """Return the first batch of a query of which the log still says what it wrote; 0: of all."""
         if not self.commits or self.commits[0].version == 0:
             return 0
-        of_apps = (first_versions(self.batches_of(app)) for app in self.apps_of(query.name))
-        known = [min(found) for found in of_apps if found]
-        return max(known, default=0)
+        of_apps = {app: first_versions(self.batches_of(app)) for app in self.apps_of(query.name)}
+        return max((min(found, default=self.latest.get(app, 0)) for app, found in of_apps.items()), default=0)
 
 
 def read_table(place: Place, queries: Sequence[QueryFacts], until: int | None = None) -> TableFacts:
@@ -106,11 +117,9 @@ def read_table(place: Place, queries: Sequence[QueryFacts], until: int | None = 
     except FileNotFoundError:
         raise UsageError(f"there is no Delta table at {place}") from None
     version = table.version if until is None else until
-    oldest = {
-        query.id: query.batches[0].number
-        for query in queries
-        if query.batches and table.transaction(query.id) is not None
-    }
+    transactions = {query.id: table.transaction(query.id) for query in queries}
+    latest = {query: batch for query, batch in transactions.items() if batch is not None}
+    oldest = {query.id: query.batches[0].number for query in queries if query.batches and query.id in latest}
     since = min((min(a.begun_ms for a in q.times.values()) for q in queries if q.times), default=0)
     commits: list[LogCommit] = []
     numbers = iter(range(version, -1, -1))
@@ -125,25 +134,45 @@ def read_table(place: Place, queries: Sequence[QueryFacts], until: int | None = 
         if None in found or (not oldest and commits[-1].at_ms < since - CLOCKS_MS):
             break
     commits.reverse()
-    there = {app for commit in commits for app in commit.transactions}
-    writers = {query.id: query.name for query in queries if query.id in there}
-    return TableFacts(place, table.id, int(version), tuple(commits), writers, doubtful={})
+    return TableFacts(
+        place,
+        table.id,
+        int(version),
+        commits=tuple(commits),
+        writers={query.id: query.name for query in queries if query.id in latest},
+        latest=latest,
+        doubtful={},
+    )
 
 
-def attributed(table: TableFacts, functions: Sequence[QueryFacts]) -> TableFacts:
+def _is_query_id(app: str) -> bool:
+    """Say whether an application id is that of a query: Delta's sink of one that was not given wrote it."""
+    try:
+        return str(UUID(app)) == app
+    except ValueError:
+        return False
+
+
+def attributed(
+    table: TableFacts, functions: Sequence[QueryFacts], queries: Sequence[QueryFacts]
+) -> TableFacts:
     """Tell which query writes under an application id that is no query's: the only one whose batches fit.
 
     Args:
         table: with the writers under their own ids.
-        functions: the queries that write nothing under their own ids: they call functions.
+        functions: the queries that write nothing under their own ids: they call functions. They come first.
+        queries: all.
     """
-    times = {query.name: query.times for query in functions}
+    times, of_all = ({query.name: query.times for query in some} for some in (functions, queries))
     found: dict[str, dict[int, int]] = {}
     for commit in (c for c in table.path if mark_of(c.metadata) is None):
         for app, batch in commit.transactions.items():
-            if app not in table.writers:
+            if app not in table.writers and not _is_query_id(app):
                 found.setdefault(app, {})[batch] = commit.at_ms
-    fits = {app: writer_of(made, times, CLOCKS_MS) for app, made in found.items()}
+    fits = {
+        app: writer_of(made, times, CLOCKS_MS) or writer_of(made, of_all, CLOCKS_MS)
+        for app, made in found.items()
+    }
     writers = {app: queries[0] for app, queries in fits.items() if len(queries) == 1}
     doubtful = {app: queries for app, queries in fits.items() if len(queries) != 1}
     return replace(table, writers={**table.writers, **writers}, doubtful=doubtful)

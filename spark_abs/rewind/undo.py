@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from spark_abs.cuts.cut import newest_cut
+from spark_abs.cuts.cut import NoAlignedCut, newest_cut
 from spark_abs.errors import DamageError, Refused, UsageError
 from spark_abs.rewind.apply import (
     Failpoint,
@@ -183,17 +183,24 @@ def _second_half(
     restored = [goal for goal in before.tables if goal.restored]
     until = {goal.uri: goal.before for goal in restored}
     present = {goal.uri: int(Table.open(storage.place(goal.uri)).version) for goal in restored}
-    seen = survey(checkpoints, tables, until, fenced_by=journal.rewind)
-    cut = newest_cut(seen.pipeline, seen.pipeline.newest())
-    plan = plan_rewind(
-        seen,
-        cut,
-        rewind=journal.rewind,
-        now_ms=journal.at_ms,
-        undo_others=journal.undo_others,
-        abandoned=present,
-    )
-    check_plan(plan, storage)
+    try:
+        seen = survey(checkpoints, tables, until, fenced_by=journal.rewind)
+        plan = plan_rewind(
+            seen,
+            newest_cut(seen.pipeline, seen.pipeline.newest()),
+            rewind=journal.rewind,
+            now_ms=journal.at_ms,
+            undo_others=before.undo_others or journal.undo_others,
+            others_stay=True,
+            abandoned=present,
+        )
+        check_plan(plan, storage)
+    except (Refused, NoAlignedCut) as error:
+        again = tuple(replace(goal, before=present.get(goal.uri, goal.before)) for goal in before.tables)
+        stands = replace(before, rewind=journal.rewind, tables=again)
+        write_journal(stands, storage)
+        carry_out(stands, storage, at)
+        raise Refused(f"the rewind cannot be undone, and stands: {error}") from error
     goals = {goal.uri: goal for goal in plan.journal.queries}
     queries = tuple(goals.get(query.place.uri) or _stays(query) for query in seen.queries)
     whole = replace(plan.journal, queries=queries, undoes=undone)

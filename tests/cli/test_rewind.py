@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from deltalake import DeltaTable
 
 from spark_abs.cli.main import main
 from spark_abs.cli.root_command import Context
@@ -81,7 +83,7 @@ def test_a_query_that_runs_while_fences_are_set_is_noticed(world: World) -> None
 def test_rows_of_others_go_only_if_that_is_said(world: World) -> None:
     append(world.base / "t" / "silver", [500], {})
     said = rewind(world, "--at=bronze=1", "--yes", exits=1).stderr
-    assert "others have changed rows since: version" in said
+    assert "others have changed it since: version" in said
     assert "Say --force rows" in said
     rewind(world, "--at=bronze=1", "--yes", "--force", "rows")
     world.is_whole(3)
@@ -95,8 +97,8 @@ def test_rows_that_perhaps_a_query_has_written_stop_a_rewind(world: World) -> No
         file.write_text("\n".join(lines))
     oldest = json.loads(rewind(world, "--list", "--output", "json").stdout)[-1]["batches"]
     said = rewind(world, f"--at=bronze={oldest['bronze']}", "--yes", exits=1).stderr
-    assert f"table {table} was changed after the moment by commits that name no batch" in said
-    assert "If query 'gold' made them" in said
+    assert f"table {table} was changed after the moment by commits that name no batch of a query" in said
+    rewind(world, f"--at=bronze={oldest['bronze']}", "--dry-run", "--force", "tables")
 
 
 @pytest.mark.parametrize(
@@ -111,6 +113,38 @@ def test_rows_that_perhaps_a_query_has_written_stop_a_rewind(world: World) -> No
 )
 def test_a_wrong_call(world: World, arguments: list[str], said: str) -> None:
     assert said in rewind(world, *arguments, exits=2).stderr
+
+
+def test_directories_are_what_they_should_be(world: World) -> None:
+    """A copy of a checkpoint is none; names with the letters of patterns are names where they are found."""
+    shutil.copytree(world.base / "c" / "gold", world.base / "c" / "gold.bak")
+    assert "are checkpoints of the same query: give one of them" in rewind(world, exits=2).stderr
+    (world.base / "c" / "gold.bak").rename(world.base / "gold.bak")
+    (world.base / "c" / "gold").rename(world.base / "c" / "g[1]?")
+    moments = json.loads(rewind(world, "--list", "--output", "json").stdout)
+    assert sorted(moments[0]["batches"]) == ["bronze", "g[1]?", "silver"]
+    (world.base / "ice" / "metadata").mkdir(parents=True)
+    called = ["rewind", "--checkpoints", f"{world.base}/*", "--tables", f"{world.base}/t/*"]
+    result = CliRunner().invoke(main, called, obj=Context(pause=lambda _: None))
+    assert (result.exit_code, "commits of gold.bak" in result.output) == (0, False), result.output
+
+
+def test_a_changed_table_is_others_work(world: World) -> None:
+    DeltaTable(str(world.base / "t" / "silver")).alter.set_table_properties(
+        {"delta.logRetentionDuration": "interval 1 day"}
+    )
+    assert "others have changed it since" in rewind(world, "--at=bronze=1", "--yes", exits=1).stderr
+
+
+def test_an_undo_whose_files_are_gone_leaves_the_rewind(world: World) -> None:
+    rewind(world, "--at=bronze=1", "--yes")
+    table = DeltaTable(str(world.base / "t" / "bronze"))
+    table.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
+    versions = rows_of(world.base / "t" / "bronze")
+    said = rewind(world, "--undo", "--yes", exits=1).stderr
+    assert "cannot be undone, and stands" in said or "was changed since" in said
+    assert rows_of(world.base / "t" / "bronze") == versions
+    world.is_whole(3)
 
 
 def test_before_the_first_batch_there_is_no_cut(world: World) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import shutil
 from collections.abc import Callable
@@ -102,3 +103,34 @@ def test_what_was_undone_is_there_again_and_can_be_done_again(tmp_path: Path, sh
     with pytest.raises(Refused, match="can no longer be undone"):
         world.undo()
     world.is_whole(11)
+
+
+def test_offsets_of_an_earlier_rewind_are_those_of_its_own_batches_only(tmp_path: Path) -> None:
+    """Rewound twice and run on: batch numbers come again, with other offsets."""
+    world = World(tmp_path, "chain", seed=5, files=40)
+    world.run(40)
+    query = next(q for q in world.queries() if q.name == "silver")
+    newest = max(int(p.name) for p in (query.checkpoint / "commits").iterdir() if p.name.isdigit())
+    assert newest > 6
+    world.rewind({"silver": newest - 1})
+    world.rewind({"silver": newest - 4})
+    world.run(40)
+    world.rewind({"silver": newest - 2})
+    world.is_whole(5)
+
+
+def test_a_writer_that_stays_cannot_run_while_its_table_goes_back(tmp_path: Path) -> None:
+    world = World(tmp_path, "two writers", seed=3, files=12)
+    left, right = world.queries()
+    right.start()
+    while right.step(3):
+        pass
+    left.start()
+    assert all(left.step(1) for _ in range(6))
+    with pytest.raises(Killed):
+        world.rewind({"left": 2}, lambda point: killed_at(0)(point) if point == "table" else None)
+    for query in (left, right):
+        with pytest.raises(json.JSONDecodeError):
+            query.start()
+    world.finish()
+    world.is_whole(3)
