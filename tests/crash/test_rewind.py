@@ -14,6 +14,7 @@ import pytest
 
 from spark_abs.cuts.cut import NoAlignedCut, newest_cut
 from spark_abs.errors import Refused
+from spark_abs.rewind.prepare import listed
 from tests.plain_queries import SHAPES, World
 
 
@@ -60,7 +61,7 @@ def test_a_rewind_and_its_undo_are_finished_when_killed_at_any_point(
 ) -> None:
     first = World(tmp_path / "first", shape, seed=7, files=8)
     first.run(20)
-    at = first.any_batch()
+    *_, (_, at) = listed(*first.places())  # the oldest cut
     for number in itertools.count():
         world = copy_of(first, tmp_path / str(number), number)
         if taken_back:
