@@ -471,7 +471,7 @@ def test_a_sink_that_has_left_the_job_is_not_waited_for(
     sink = DeltaEpochSink(EpochTable(str(base / "gone")), Root(root), lambda: spark)
     (cut,) = cuts_of([both], channel_id(StageId("numbers"), "main"))
     sink.abort(owner, cut, keep=True)
-    with pytest.raises(Refused, match=r"sink 'gone' gets its rows .* ask again"):
+    with pytest.raises(Refused, match=r"sink 'gone' writes the rows .* ask again"):
         named()
 
 
