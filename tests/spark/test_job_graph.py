@@ -282,7 +282,7 @@ ALONE = StageDecl(StageId("a"), (), has_native=True)
         (
             (ALONE,),
             (SinkDecl("s", StageId("a"), "late", None),),
-            "sink 's' takes a.late, which no stage writes",
+            "sink 's' writes a.late, but no stage has this output",
         ),
         ((ALONE,), (SinkDecl("s", StageId("a"), "main", None),) * 2, "sink 's' is declared twice"),
     ],

@@ -40,7 +40,7 @@ def test_a_stage_that_reads_the_table_of_a_sink(spark: SparkSession, tmp_path: P
     ticks = job.source("ticks", spark.readStream.format("rate").load())
     looked = job.stage("look", [ticks], lambda frame: READS[how](frame, spark, link).select("value"))
     job.sink("out", looked, table=str(tmp_path / "out"))
-    said = "the table of sink 'out' of this job: .*instead: give look.main as an input"
+    said = "the table of sink 'out' of this job: .*Use look.main as the input instead"
     with pytest.raises(GraphError, match=said):
         job.start()
     assert not (tmp_path / "root").exists()
