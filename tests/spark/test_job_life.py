@@ -408,7 +408,9 @@ def test_what_a_stage_has_is_left_behind_only_when_asked_for(line: Line, start: 
         job.sink("numbers", job.source("figures", line.feed.stream()), table=str(line.tables / "numbers"))
         return job
 
-    with pytest.raises(Refused, match=r"stage 'numbers': the job no longer declares .* its positions in its sources"):
+    with pytest.raises(
+        Refused, match=r"stage 'numbers': the job no longer declares .* its positions in its sources"
+    ):
         renamed().start(available_now=True)
     assert start(renamed(), available_now=True, allow_non_restored_state=True).await_termination(120)
     everything = [n for n in range(2 * FILE) for _ in range(2)]  # the new source has read it all again

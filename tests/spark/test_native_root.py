@@ -93,7 +93,9 @@ def test_a_lost_disk_an_old_one_and_another_one(job: Callable[..., Job], feed: F
     assert counts(tmp_path) == {0: ROWS + 1, 1: ROWS + 1}
     assert [p.name for p in natives.iterdir()] == ["2"]
 
-    with pytest.raises(UsageError, match=r"(?s)attempt 2 are in .*disk.*native_root is now native: give native_root"):
+    with pytest.raises(
+        UsageError, match=r"(?s)attempt 2 are in .*disk.*native_root is now native: give native_root"
+    ):
         run(job(None))
     other = tmp_path / "other"
     spark_abs.open(root.uri).restore(to="latest", native_root=str(other))

@@ -374,7 +374,9 @@ def test_a_start_notices_a_table_that_is_not_what_the_last_run_left(
         run_all()
     assert not Path(uri).exists()
     spark.range(0).selectExpr("id AS n").write.format("delta").save(uri)
-    with pytest.raises(TableChanged, match=f"was replaced by a different table: .* recorded id is {table_id}"):
+    with pytest.raises(
+        TableChanged, match=f"was replaced by a different table: .* recorded id is {table_id}"
+    ):
         run_all()
     assert DeltaTable(uri).version() == 0
 
