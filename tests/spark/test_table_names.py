@@ -409,7 +409,7 @@ def test_a_name_that_leads_to_another_table_than_before(shop: Shop) -> None:
         job = sinks(shop, "sales")
         with pytest.raises(Refused, match="the table was dropped, renamed or recreated"):
             job.start()
-        assert any("under which it begins" in obstacle for obstacle in job.check().obstacles)
+        assert any("it then begins as a new sink" in obstacle for obstacle in job.check().obstacles)
         if shop.rows("sales") == []:
             shop.make("sales")
     assert (shop.rows("sales"), shop.rows("old")) == ([5], [1])
