@@ -45,7 +45,7 @@ def test_a_query_that_has_not_started_yet_is_part_of_a_savepoint(spark: SparkSes
     wait(partial(holds, pair.tables["a"], [1, 2, 3]), "the first query is alone", a)
     answer = command(pair.root, "alone", a)
     assert answer.ok
-    assert "'b' is as of checkpoint" in answer.message
+    assert "'b' did not run and is as of checkpoint" in answer.message
     pair.feeds["b"].write({"id": 3})
     b = begin(pair.feeds["b"].stream(), pair.root, "b", pair.tables["b"])
     wait(partial(holds, pair.tables["b"], [1, 2, 3]), "the other one has come", b)
@@ -79,7 +79,7 @@ def test_a_query_that_has_failed_keeps_no_savepoint_back(spark: SparkSession, tm
     wait(lambda: not b.isActive, "the batch cannot be written")
     answer = command(pair.root, "one", a)
     assert answer.ok
-    assert "'b' is as of checkpoint" in answer.message
+    assert "'b' did not run and is as of checkpoint" in answer.message
     stop(pair.root, a, b)
 
 
