@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -99,11 +100,7 @@ def restore(
     plan = prepared.plan
     if not out.json:
         _show(out, plan, steps=dry_run or not yes)
-    if dry_run or not (yes or confirmed(out, "Carry out this plan?")):
-        if out.json:
-            out.result({"applied": False, "plan": plan.plain()}, _silent)
-        if not dry_run:
-            raise UsageError("nothing was changed: give --yes to carry the plan out")
+    if not agreed(out, {"plan": plan.plain()}, dry_run=dry_run, yes=yes):
         return
     done = apply(root, prepared, progress=out)
     out.result(
@@ -152,8 +149,19 @@ def confirmed(out: Output, question: str) -> bool:
     return not out.json and at_terminal() and click.confirm(question, err=True)
 
 
-def _silent(_: Output) -> None:
-    """Print nothing."""
+def agreed(out: Output, plan: Mapping[str, object], *, dry_run: bool, yes: bool) -> bool:
+    """Say whether a plan that was shown is to be carried out; for programs it is printed here if it is not.
+
+    Raises:
+        UsageError: nobody has agreed, and nobody wanted only to see it.
+    """
+    if not dry_run and (yes or confirmed(out, "Carry out this plan?")):
+        return True
+    if out.json:
+        out.result({"applied": False, **plan}, lambda _: None)
+    if not dry_run:
+        raise UsageError("nothing was changed: give --yes to carry the plan out")
+    return False
 
 
 @click.command

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from spark_abs.cli.output import Output, duration, moment
-from spark_abs.cli.restore import confirmed
+from spark_abs.cli.restore import agreed, confirmed
 from spark_abs.cli.root_command import Context, output_option, to_moment
 from spark_abs.errors import UsageError
 from spark_abs.quantities import duration_ms
@@ -147,11 +147,7 @@ def rewind(
             {"applied": False, "plan": _plain(plan)}, lambda out: out.line("There is nothing to change.")
         )
         return
-    if dry_run or not (yes or confirmed(out, "Carry this out?")):
-        if out.json:
-            out.result({"applied": False, "plan": _plain(plan)}, lambda _: None)
-        if not dry_run:
-            raise UsageError("nothing was changed: give --yes to carry the plan out")
+    if not agreed(out, {"plan": _plain(plan)}, dry_run=dry_run, yes=yes):
         return
     with out.waiting(f"looking for {wait} whether a query still runs"):
         ctx.pause(_duration_ms(wait) / 1000)
@@ -174,11 +170,7 @@ def _undo(ctx: Context, given: Given, *, dry_run: bool, yes: bool, wait_ms: int)
         out.line(f"Undo of rewind {found.journal.rewind}", "bold")
         for number, step in enumerate(found.steps, 1):
             out.line(f"{number:3}. {step}")
-    if dry_run or not (yes or confirmed(out, "Carry this out?")):
-        if out.json:
-            out.result({"applied": False, **plain}, lambda _: None)
-        if not dry_run:
-            raise UsageError("nothing was changed: give --yes to carry the plan out")
+    if not agreed(out, plain, dry_run=dry_run, yes=yes):
         return
     ctx.pause(wait_ms / 1000)
     undo(found, *given, rewind=new_id(ctx.now_ms()), now_ms=ctx.now_ms(), at=no_failpoint)

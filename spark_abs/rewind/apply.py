@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from deltalake import DeltaTable
 from pyarrow import fs
 
 from spark_abs.codec import from_json, to_json
@@ -30,14 +29,15 @@ from spark_abs.rewind.journal import (
     mark_of,
 )
 from spark_abs.rewind.plan import RewindPlan
-from spark_abs.rewind.query import METADATA, fence_of, jumped, resumed
+from spark_abs.rewind.query import fence_of, jumped, resumed
+from spark_abs.sinks.delta.changes import commits_since
+from spark_abs.sinks.delta.rollback import missing
 from spark_abs.snapshots.capture import CaptureIncomplete, capture
 from spark_abs.snapshots.layout import OffsetFile, file_source_offset, is_file_source_log, parse_offsets
-from spark_abs.snapshots.parallel import in_threads
+from spark_abs.snapshots.materialise import METADATA
 from spark_abs.store.log import LogCommit
 from spark_abs.store.storage import Place, Storage
 from spark_abs.store.table import Commit, Table
-from spark_abs.store.version_files import lacks_vectors, place_of
 
 Failpoint = Callable[[str], None]
 
@@ -84,20 +84,8 @@ def _check_table(table: Table, goal: TableGoal) -> None:
             f"table {goal.uri} has the features {', '.join(others)}, with which only Spark restores a "
             "version: a rewind cannot bring it back"
         )
-    if goal.version < 0:
-        return
-    try:
-        then = DeltaTable(table.uri, version=goal.version, storage_options=table.place.options)
-        wanted = set(then.file_uris()) - set(table.delta.file_uris())
-    except Exception as error:
-        raise Refused(f"version {goal.version} of table {goal.uri} cannot be opened: {error}") from error
-    places = [place_of(then, table.place, uri) for uri in sorted(wanted)]
-    gone = [place for place, there in zip(places, in_threads(Place.exists, places), strict=True) if not there]
-    if gone or lacks_vectors(then):
-        raise Refused(
-            f"{len(gone)} files of version {goal.version} of table {goal.uri} are gone, as {gone[0]}: VACUUM "
-            "deletes what is older than the table's property delta.deletedFileRetentionDuration"
-        )
+    if gone := missing(table, Version(goal.version)):
+        raise Refused(f"table {goal.uri}: {gone}")
 
 
 def apply(plan: RewindPlan, storage: Storage, *, require_still: Callable[[], None], at: Failpoint) -> None:
@@ -224,8 +212,8 @@ def _restore(place: Place, goal: TableGoal, journal: Journal) -> Version:
     while True:
         table.refresh()
         since: list[LogCommit] = []
-        for version in range(goal.before + 1, table.version + 1):
-            if (later := table.read_commit(version)) is None:
+        for version, later in commits_since(table, Version(goal.before)):
+            if later is None:
                 raise DamageError(f"{place} has lost version {version} of its log while the rewind worked")
             since.append(later)
         for made in since:

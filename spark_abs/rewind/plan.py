@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from spark_abs.advice import way
 from spark_abs.cuts.cut import NEVER, Batch
@@ -92,7 +93,7 @@ def plan_rewind(
             steps.append(_query_step(query, chosen[query.name]))
         # A writer that stays is fenced, too: what it writes meanwhile would be undone.
         if moves or query.name in written:
-            queries.append(_query_goal(query, chosen[query.name], jumps))
+            queries.append(query_goal(query, chosen[query.name].number, jumps))
     if queries and not others_stay:
         _refuse_untold(found, restored, min(batch.ended_ms for batch in chosen.values()))
     return RewindPlan(
@@ -149,12 +150,13 @@ def _table_step(table: TableFacts, goal: TableGoal, strangers: tuple[LogCommit, 
     )
 
 
-def _query_goal(query: QueryFacts, batch: Batch, jumps: Mapping[str, str]) -> QueryGoal:
-    texts = {str(b): query.texts[b] for b in (batch.number - 1, batch.number) if b >= 0}
+def query_goal(query: QueryFacts, batch: int, jumps: Mapping[str, str] = MappingProxyType({})) -> QueryGoal:
+    """Return the goal of a query that goes back to a batch, or stays at its newest planned one."""
+    texts = {str(b): query.texts[b] for b in (batch - 1, batch) if b in query.texts}
     return QueryGoal(
         uri=query.place.uri,
         name=query.name,
-        batch=batch.number,
+        batch=batch,
         metadata=query.metadata,
         before=query.planned,
         jumps=dict(jumps),

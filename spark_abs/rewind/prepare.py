@@ -27,9 +27,7 @@ class Prepared:
     """A checked plan."""
 
     plan: RewindPlan
-    storage: Storage
     found: Survey
-    checkpoints: tuple[Place, ...]
 
     def require_still(self) -> None:
         """See that no query has begun or ended a batch, and no table was changed, since the survey.
@@ -162,7 +160,7 @@ def prepare(
         others_stay=others_stay,
     )
     check_plan(plan, storage)
-    return Prepared(plan, storage, found, tuple(checkpoints))
+    return Prepared(plan, found)
 
 
 def listed(checkpoints: Sequence[Place], tables: Sequence[Place]) -> Iterator[tuple[int, dict[str, int]]]:

@@ -15,11 +15,10 @@ from spark_abs.cuts.lineage import Attempted
 from spark_abs.errors import DamageError, Refused, UsageError
 from spark_abs.rewind.journal import DIRECTORY, FENCE, Fence, Rewound
 from spark_abs.snapshots.delta_offsets import DeltaOffset, delta_offset
-from spark_abs.snapshots.layout import OffsetFile, parse_offsets
+from spark_abs.snapshots.layout import OffsetFile, parse_offsets, with_offsets
+from spark_abs.snapshots.materialise import METADATA
 from spark_abs.snapshots.parallel import in_threads
 from spark_abs.store.storage import Place
-
-METADATA = "metadata"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,10 @@ def read_queries(places: Sequence[Place], fenced_by: str = "") -> tuple[QueryFac
 
 def fence_of(place: Place) -> Fence | None:
     """Return the fence of an unfinished rewind in a checkpoint directory, None if there is none."""
-    data = place.read(METADATA)
+    return _fence_in(place.read(METADATA))
+
+
+def _fence_in(data: bytes | None) -> Fence | None:
     if data is None or not data.startswith(FENCE.encode()):
         return None
     return from_json(Fence, data.decode().partition("\n")[2])
@@ -118,12 +120,13 @@ def rewinds_of(place: Place) -> tuple[Rewound, ...]:
 
 
 def _read(place: Place, name: str, fenced_by: str) -> QueryFacts:
-    data, fence = place.read(METADATA), fence_of(place)
+    data = place.read(METADATA)
+    fence = _fence_in(data)
     if fence is not None and fence.rewind == fenced_by:
-        data = fence.metadata.encode()
+        data, fence = fence.metadata.encode(), None
     if data is None:
         raise UsageError(f"{place} is not the checkpoint of a streaming query: it has no file {METADATA}")
-    if data.startswith(FENCE.encode()):
+    if fence is not None:
         raise Refused(
             f"a rewind of {place} was begun and is not finished: call the command of that rewind again with "
             "--yes, which finishes it"
@@ -238,15 +241,8 @@ def resumed(before: str, text: str) -> str:
         before: the content of `offsets/<b-1>`.
         text: the content of `offsets/<b>`.
     """
-    head, metadata, *lines = before.split("\n")
-    _, _, *last = text.split("\n")
-    if parse_offsets(before).version == 1:
-        lines = [two if delta_offset(two) else one for one, two in zip(lines, last, strict=True)]
-    else:
-        named = {line.split(":", 1)[0]: line for line in last if delta_offset(line.split(":", 1)[1])}
-        there = {line.split(":", 1)[0]: line for line in lines}
-        lines = list({**there, **named}.values())
-    return "\n".join([head, metadata, *lines])
+    last = parse_offsets(text).offsets
+    return with_offsets(before, {source: line for source, line in last.items() if delta_offset(line)})
 
 
 def jumped(text: str, jumps: Mapping[str, int]) -> str:
@@ -256,16 +252,15 @@ def jumped(text: str, jumps: Mapping[str, int]) -> str:
         text: the content of `offsets/<b>`.
         jumps: source, as `OffsetFile.offsets` names it, to the version.
     """
-    parsed_file = parse_offsets(text)
-    head, metadata, *lines = text.split("\n")
-    changed = []
-    for place, line in enumerate(lines):
-        source, offset = (str(place), line) if parsed_file.version == 1 else line.split(":", 1)
-        if source in jumps and delta_offset(offset) is not None:
-            plain = {**json.loads(offset), "reservoirVersion": jumps[source], "isStartingVersion": False}
-            # -1 stands for the start of a version in sources of version 1, -100 in later ones.
-            plain["index"] = -1 if plain.get("sourceVersion", 1) == 1 else -100
-            offset = json.dumps(plain, separators=(",", ":"))
-            line = offset if parsed_file.version == 1 else f"{source}:{offset}"
-        changed.append(line)
-    return "\n".join([head, metadata, *changed])
+    offsets = parse_offsets(text).offsets
+    return with_offsets(text, {s: _start_of(offsets[s], v) for s, v in jumps.items() if s in offsets})
+
+
+def _start_of(offset: str, version: int) -> str:
+    """Return the offset of a Delta source at the start of a version; another source's stays."""
+    if delta_offset(offset) is None:
+        return offset
+    plain = {**json.loads(offset), "reservoirVersion": version, "isStartingVersion": False}
+    # -1 stands for the start of a version in sources of version 1, -100 in later ones.
+    plain["index"] = -1 if plain.get("sourceVersion", 1) == 1 else -100
+    return json.dumps(plain, separators=(",", ":"))

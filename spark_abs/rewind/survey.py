@@ -22,10 +22,6 @@ class Survey:
     notes: tuple[str, ...]
     """Sentences about what a rewind cannot bring back."""
 
-    def query(self, name: str) -> QueryFacts:
-        """Return a query by its name."""
-        return next(query for query in self.queries if query.name == name)
-
 
 def survey(
     checkpoints: Sequence[Place],

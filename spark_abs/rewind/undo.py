@@ -18,8 +18,8 @@ from spark_abs.rewind.apply import (
     withdraw,
     write_journal,
 )
-from spark_abs.rewind.journal import Journal, QueryGoal
-from spark_abs.rewind.plan import plan_rewind
+from spark_abs.rewind.journal import Journal
+from spark_abs.rewind.plan import plan_rewind, query_goal
 from spark_abs.rewind.query import QueryFacts, fence_of, is_still, read_queries, rewinds_of
 from spark_abs.rewind.survey import survey
 from spark_abs.store.storage import Place
@@ -158,7 +158,7 @@ def undo(
     journal = Journal(
         rewind,
         now_ms,
-        queries=tuple(_stays(query) for query in read_queries(checkpoints)),
+        queries=tuple(query_goal(q, q.planned) for q in read_queries(checkpoints) if q.planned >= 0),
         tables=(),
         undoes=found.journal.rewind,
         planned=False,
@@ -197,27 +197,18 @@ def _second_half(
         check_plan(plan, storage)
     except (Refused, NoAlignedCut) as error:
         again = tuple(replace(goal, before=present.get(goal.uri, goal.before)) for goal in before.tables)
-        stands = replace(before, rewind=journal.rewind, tables=again)
+        earlier = {goal.uri: goal for goal in before.queries}
+        queries = tuple(earlier.get(goal.uri, goal) for goal in journal.queries)  # all fences go
+        stands = replace(before, rewind=journal.rewind, queries=queries, tables=again)
         write_journal(stands, storage)
         carry_out(stands, storage, at)
         raise Refused(f"the rewind cannot be undone, and stands: {error}") from error
     goals = {goal.uri: goal for goal in plan.journal.queries}
-    queries = tuple(goals.get(query.place.uri) or _stays(query) for query in seen.queries)
+    facts = {query.place.uri: query for query in seen.queries}
+    queries = tuple(
+        goals.get(g.uri) or query_goal(facts[g.uri], facts[g.uri].planned) for g in journal.queries
+    )
     whole = replace(plan.journal, queries=queries, undoes=undone)
     write_journal(whole, storage)
     at("planned")
     return whole
-
-
-def _stays(query: QueryFacts) -> QueryGoal:
-    """Return the goal of a query that stays where it is."""
-    texts = {str(b): query.texts[b] for b in (query.planned - 1, query.planned) if b in query.texts}
-    return QueryGoal(
-        uri=query.place.uri,
-        name=query.name,
-        batch=query.planned,
-        metadata=query.metadata,
-        before=query.planned,
-        jumps={},
-        offsets=texts,
-    )

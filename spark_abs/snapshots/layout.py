@@ -124,6 +124,28 @@ def with_settings(text: str, settings: Mapping[str, str]) -> str:
     return _with_metadata(text, {**metadata, "conf": {**(metadata.get("conf") or {}), **settings}})
 
 
+def with_offsets(text: str, offsets: Mapping[str, str]) -> str:
+    """Return `offsets/<b>` with other offsets of some sources.
+
+    Args:
+        text: the content of the file.
+        offsets: source, named as in `OffsetFile.offsets`, to its offset text.
+
+    Raises:
+        Refused, DamageError: as `parse_offsets`.
+    """
+    head, metadata, *lines = text.split("\n")
+    named = parse_offsets(text).version != 1
+    at = {line.partition(":")[0] if named else str(n): n for n, line in enumerate(lines)}
+    for source, offset in offsets.items():
+        line = f"{source}:{offset}" if named else offset
+        if source in at:
+            lines[at[source]] = line
+        else:
+            lines.append(line)
+    return "\n".join([head, metadata, *lines])
+
+
 def parse_commit(text: str) -> CommitFile:
     """Read the text of `commits/<b>`.
 

@@ -22,6 +22,8 @@ from spark_abs.sinks.delta.changes import Changes, Own, Who, changes_since, comm
 from spark_abs.sinks.delta.marks import Marked, commit_mark
 from spark_abs.sinks.delta.native_writable import why_not_native, why_not_plain
 from spark_abs.sinks.delta.table_shape import shape_of
+from spark_abs.snapshots.parallel import in_threads
+from spark_abs.store.storage import Place
 from spark_abs.store.table import AddFile, Commit, Table
 from spark_abs.store.version_files import lacks_vectors, place_of
 
@@ -124,8 +126,10 @@ def missing(table: Table, version: Version) -> str:
         then = handle.file_uris()
     except (DeltaError, FileNotFoundError) as error:
         return f"version {version} cannot be opened any more: {error}"
-    left = (place_of(handle, table.place, uri) for uri in set(then) - set(table.delta.file_uris()))
-    if gone := [place for place in left if not place.exists()]:
+    left = [place_of(handle, table.place, uri) for uri in sorted({*then} - {*table.delta.file_uris()})]
+    if gone := [
+        place for place, there in zip(left, in_threads(Place.exists, left), strict=True) if not there
+    ]:
         return f"{len(gone)} files of version {version} are gone, as {gone[0]}: {_KEPT}"
     if lost := lacks_vectors(handle):
         return f"deletion vectors of version {version} are gone ({lost}): {_KEPT}"
