@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from spark_abs.errors import ConfigError
+from spark_abs.keep import Keep, keep_words
 from spark_abs.model import CheckpointMode
 from spark_abs.quantities import (
     UNLIMITED,
@@ -177,11 +178,11 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "checkpoint",
-        "numRetained",
-        default="3",
-        read=whole_number,
-        doc="completed checkpoints to keep; savepoints do not count",
-        minimum=1,
+        "keep",
+        default="3 1h:10m",
+        read=keep_words,
+        doc="how many of the newest checkpoints to keep, and how close together older ones up to an age, "
+        "such as `3 24h:all 7d:1h`; savepoints do not count",
     ),
     Setting(
         "channel",
@@ -407,7 +408,7 @@ class Settings:
     synchronous: bool
     tolerable_failures: int | None
     """None: unlimited."""
-    num_retained: int
+    keep: Keep
     max_bytes_per_batch: int
     max_entries_per_batch: int
     partition_bytes: int

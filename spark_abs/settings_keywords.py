@@ -70,8 +70,9 @@ class JobSettings(StorageSettings, LiveSettings, total=False):
     tolerable_failures: int | Literal["unlimited"] | None
     """Checkpoints that may fail in a row before the job fails; savepoints do not count; by default
     unlimited."""
-    num_retained: int | None
-    """Completed checkpoints to keep; savepoints do not count; by default 3."""
+    keep: int | str | None
+    """How many of the newest checkpoints to keep, and how close together older ones up to an age, such as `3
+    24h:all 7d:1h`; savepoints do not count; by default 3 1h:10m."""
     max_bytes_per_batch: str | None
     """Uncompressed bytes that a batch reads from a channel; at least one entry is read; by default 512mb."""
     max_entries_per_batch: int | None

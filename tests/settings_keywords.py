@@ -7,6 +7,7 @@ from pathlib import Path
 from textwrap import wrap
 
 from spark_abs import quantities
+from spark_abs.keep import keep_words
 from spark_abs.settings import SETTINGS, Setting
 
 FILE = Path(__file__).resolve().parents[1] / "spark_abs" / "settings_keywords.py"
@@ -23,6 +24,7 @@ from typing import Literal, TypedDict
 INDENT = 4 * " "
 TYPES: dict[Callable[[object], object], str] = {
     quantities.whole_number: "int",
+    keep_words: "int | str",
     quantities.count_or_unlimited: f'int | Literal["{quantities.UNLIMITED}"]',
     quantities.number: "float",
     quantities.switch: "bool",

@@ -63,7 +63,10 @@ class CheckpointCleaner:
         checkpoints = Checkpoints.open(ctx.root, ctx.job)
         state = Control.open(ctx.root).state
         gone = retired(
-            checkpoints.summaries(), ctx.settings.num_retained, lambda s: state.on_path(s.attempt, s.id)
+            checkpoints.summaries(),
+            ctx.settings.keep,
+            now_ms(),
+            on_path=lambda s: state.on_path(s.attempt, s.id),
         )
         if gone and checkpoints.retire(gone, ctx.run):
             rows = [HistoryRow(now_ms(), HistoryEvent.RETIRED, ctx.attempt, ctx.run, i) for i in gone]

@@ -57,7 +57,7 @@ def _require_needless(chosen: Summary, completed: tuple[Summary, ...], state: Co
     if not chosen.kind.owned_by_user:
         raise Refused(
             f"{chosen.id} is a checkpoint and no savepoint: a run removes it by itself, see "
-            "spark.abs.checkpoint.numRetained"
+            "spark.abs.checkpoint.keep"
         )
     if not state.attempt.ready and state.attempt.checkpoint == chosen.id:
         raise Refused(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from spark_abs.keep import Keep
 from spark_abs.manifest import Manifest
 from spark_abs.model import ChannelId, CheckpointId, CheckpointKind, Version
 from spark_abs.snapshots.packs import Packed
@@ -22,33 +23,44 @@ class Completed(Protocol):
     def kind(self) -> CheckpointKind:
         """Whether it is a checkpoint or a savepoint."""
 
+    @property
+    def acked_ms(self) -> int:
+        """When its cut was made."""
+
 
 C = TypeVar("C", bound=Completed)
 
 
 def retired(
     completed: Iterable[C],
-    num_retained: int,
+    keep: Keep,
+    now_ms: int,
+    *,
     on_path: Callable[[C], bool],
     needed: Collection[CheckpointId] = (),
 ) -> tuple[CheckpointId, ...]:
     """Choose the checkpoints whose manifests may be deleted, by id.
 
-    The newest `num_retained` checkpoints of the current path are kept, and all checkpoints that are newer
+    The newest `keep.newest` checkpoints of the current path are kept, and all checkpoints that are newer
     than the oldest of them. So a restore can be undone: checkpoints that it abandoned stay until the new path
-    has `num_retained` checkpoints. Savepoints are always kept (P21) and do not count.
+    has as many. Of older ones those stay that the words of `keep` choose, of the path and of what was
+    abandoned. Savepoints are always kept (P21) and do not count.
 
     Args:
         completed: all completed checkpoints.
-        num_retained: how many periodic checkpoints of the path stay, at least 1.
+        keep: how many periodic checkpoints of the path stay, and for how long older ones.
+        now_ms: the time.
         on_path: whether a checkpoint lies on the current path of the attempt tree.
         needed: ids that stay in any case, such as the target of an unfinished restore.
     """
-    periodic = [c for c in completed if not c.kind.owned_by_user]
-    newest = sorted((c.id for c in periodic if on_path(c)), reverse=True)[: max(num_retained, 1)]
-    if len(newest) < num_retained:
+    periodic = sorted((c for c in completed if not c.kind.owned_by_user), key=lambda c: c.id)
+    path = {c.id: c.acked_ms for c in periodic if on_path(c)}
+    newest = sorted(path, reverse=True)[: keep.newest]
+    if len(newest) < keep.newest:
         return ()
-    return tuple(sorted(c.id for c in periodic if c.id < newest[-1] and c.id not in needed))
+    abandoned = {c.id: c.acked_ms for c in periodic if c.id not in path}
+    stay = keep.chosen(path, now_ms) | keep.chosen(abandoned, now_ms) | set(needed)
+    return tuple(c.id for c in periodic if c.id < newest[-1] and c.id not in stay)
 
 
 def channel_floors(

@@ -118,7 +118,7 @@ def declare(
             transaction_rows=rows,
         )
 
-    job = spark_abs.Job("relay", root=str(base / "root"), spark=spark, interval="300ms", num_retained=100)
+    job = spark_abs.Job("relay", root=str(base / "root"), spark=spark, interval="300ms", keep=100)
     if alone:
         job.sink("table", job.source("rows", records("in")), table=str(base / "table"))
         return job

@@ -30,7 +30,7 @@ from tests.crash.process import DriverProcess
 
 pytestmark = pytest.mark.timeout(900)
 
-KEEP_ALL = {"numRetained": "100"}
+KEEP_ALL = {"keep": "100"}
 CHANNELS = ("events.main", "events.orders", "pair.main")
 
 

@@ -25,7 +25,7 @@ POINTS = (
     "batch.through.commit-main.after",
     "start.through.query.after",  # last: whoever is held here keeps the queries of other jobs from starting
 )
-KEPT = {"numRetained": 1000}
+KEPT = {"keep": 1000}
 BEFORE, AFTER = 2, 1
 """Files that are read before the change, and after it."""
 

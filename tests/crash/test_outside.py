@@ -100,7 +100,7 @@ def test_killed_anywhere_in_a_send_every_row_is_outside_once(
             back = max(manifest.id for manifest in job.completed())
             arrived, totals = _arrived(job.base), last_totals(job.base)
             job.feed()
-            job.finish(driver, outside=True, checkpoint={"numRetained": 100})
+            job.finish(driver, outside=True, checkpoint={"keep": 100})
             twice = _arrived(job.base) - arrived
             assert twice
             with pytest.raises(Refused, match=r"sink sent \(PostgreSQL\) has committed") as refused:

@@ -74,7 +74,7 @@ OTHERS = (
 )
 """What others do while jobs are down."""
 
-OPTIONS: dict[str, object] = {"checkpoint": {"interval": "1h", "numRetained": 100}}
+OPTIONS: dict[str, object] = {"checkpoint": {"interval": "1h", "keep": 100}}
 Rows = Counter[tuple[object, ...]]
 
 

@@ -16,8 +16,8 @@ from tests.crash.process import DriverProcess
 
 pytestmark = pytest.mark.timeout(900)
 
-AHEAD: dict[str, object] = {"checkpoint": {"mode": "unaligned", "numRetained": "100"}}
-OVERTAKEN: dict[str, object] = {"checkpoint": {"alignedTimeout": "1ms", "numRetained": "100"}}
+AHEAD: dict[str, object] = {"checkpoint": {"mode": "unaligned", "keep": "100"}}
+OVERTAKEN: dict[str, object] = {"checkpoint": {"alignedTimeout": "1ms", "keep": "100"}}
 LIVES: dict[str, dict[str, object]] = {
     "agent.pair.commit-main.after": AHEAD,
     "overtake.after": OVERTAKEN,

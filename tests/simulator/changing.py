@@ -18,6 +18,7 @@ from random import Random
 import click
 
 from spark_abs.errors import AbsError, DamageError, Refused
+from spark_abs.keep import Keep, Tier
 from spark_abs.manifest import Manifest
 from spark_abs.model import NO_BATCH, CheckpointId, CheckpointKind, RunId, StageId, Version
 from spark_abs.protocol.changes import Begin
@@ -39,7 +40,7 @@ STARTS = 14
 """Starts under faults; then the job is left in peace until it ends."""
 PATIENCE = 15_000
 """Steps in peace within which the job has to end."""
-RETAINED = 3
+RETAINED = Keep(3, (Tier(12, 4),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +304,12 @@ class Changing:
         """Retire old checkpoints, and trim channels behind their readers."""
         storage = self.storage
         rows = storage.retained
-        gone = retired(rows.values(), RETAINED, lambda row: storage.state.on_path(row.attempt, row.id))
+        gone = retired(
+            rows.values(),
+            RETAINED,
+            storage.state.last_claimed,
+            on_path=lambda row: storage.state.on_path(row.attempt, row.id),
+        )
         for number in gone:
             del rows[number]
         attempt = storage.state.attempt.id

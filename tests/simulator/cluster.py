@@ -204,6 +204,11 @@ class Checkpoint:
     graph: Graph = ()
     """The job that it is of."""
 
+    @property
+    def acked_ms(self) -> int:
+        """Its age is counted in checkpoints."""
+        return int(self.id)
+
     def snapshot(self, stage: StageId) -> StageSnapshot:
         """Return one stage's part."""
         return next(s for s in self.snapshots if s.stage == stage)

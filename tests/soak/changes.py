@@ -200,7 +200,7 @@ class World:
             root=str(self.base / "root"),
             spark=self.spark,
             interval="1h",
-            num_retained=10,
+            keep=10,
             mode=variant.checkpoint_mode,
         )
         job.failpoint = failpoint

@@ -83,7 +83,7 @@ class Native:
                 file.unlink()
 
     def job(self, failpoint: Failpoint = no_failpoint, **said: Any) -> Job:
-        job = Job("job", root=self.root, spark=self.spark, num_retained=20)
+        job = Job("job", root=self.root, spark=self.spark, keep=20)
         job.failpoint = failpoint
         given = {"adopt": str(self.checkpoint), "output_mode": self.mode}
         existing = said.pop("existing", None)
@@ -315,7 +315,7 @@ def test_back_to_before_the_stage_came_the_query_is_adopted_anew(
     more.write({"id": 1})
 
     def job(*, both: bool) -> Job:
-        made = old.job() if both else Job("job", root=old.root, spark=spark, num_retained=20)
+        made = old.job() if both else Job("job", root=old.root, spark=spark, keep=20)
         made.sink("more", made.source("others", more.stream()), table=str(tmp_path / "others"))
         return made
 

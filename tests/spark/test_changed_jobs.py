@@ -83,9 +83,7 @@ class Numbers:
         job.sink(name, source, table=str(self.tmp / "tables" / (table or name)), existing=existing)
 
     def job(self, declare: Declare, failpoint: Failpoint = no_failpoint, **settings: Any) -> Job:
-        job = Job(
-            "numbers", root=self.root, spark=self.spark, **{"interval": "1h", "num_retained": 10, **settings}
-        )
+        job = Job("numbers", root=self.root, spark=self.spark, **{"interval": "1h", "keep": 10, **settings})
         job.failpoint = failpoint
         declare(self, job)
         return job

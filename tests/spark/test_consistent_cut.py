@@ -60,7 +60,7 @@ def test_tables_are_one_cut_at_every_checkpoint_also_behind_a_restore(
             orders.write(*orders_of(len(orders.files)))
 
     def declare() -> Job:
-        job = Job("shapes", root=root, spark=spark, interval="1s", num_retained=1000)
+        job = Job("shapes", root=root, spark=spark, interval="1s", keep=1000)
         sources = [job.source(name, given.stream()) for name, given in feeds.items()]
         for shape in shapes:
             shape.add(job, sources[0], sources[-1], tables)
@@ -104,7 +104,7 @@ def test_bounded_runs_of_a_graph_end_by_themselves(spark: SparkSession, tmp_path
     queries = {name: query for shape in shapes for name, query in shape.queries.items()}
 
     def run_to_the_end() -> None:
-        job = Job("bounded", root=root, spark=spark, interval="300ms", num_retained=1000)
+        job = Job("bounded", root=root, spark=spark, interval="300ms", keep=1000)
         sources = [job.source(name, given.stream()) for name, given in feeds.items()]
         for shape in shapes:
             shape.add(job, sources[0], sources[1], tables)

@@ -427,7 +427,7 @@ def declare_copies(
     existing: Existing | None = None,
 ) -> spark_abs.Job:
     """Declare sinks of one output: of each batch, and of each checkpoint."""
-    job = spark_abs.Job("copies", root=root, spark=spark, num_retained=retained)
+    job = spark_abs.Job("copies", root=root, spark=spark, keep=retained)
     numbers = job.source("numbers", feed.stream())
     job.sink("each", numbers, table=str(base / "each"))
     for name in names:

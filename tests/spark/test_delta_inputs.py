@@ -30,7 +30,7 @@ def by_number(rows: DataFrame) -> DataFrame:
 
 
 def job_of(spark: SparkSession, base: Path) -> Job:
-    job = Job("reader", root=str(base / "root"), spark=spark, num_retained=20)
+    job = Job("reader", root=str(base / "root"), spark=spark, keep=20)
     source = job.source("source", spark.readStream.format("delta").load(str(base / "in")))
     counts = job.stage("counts", [source], by_number, output_mode="update")
     job.sink("rows", source, table=str(base / "rows"))

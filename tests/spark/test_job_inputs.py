@@ -57,7 +57,7 @@ def test_a_mixed_stage_with_a_static_table_and_a_sink_that_is_a_function(
     def mix(one: DataFrame, two: DataFrame, three: DataFrame) -> DataFrame:
         return one.union(two).join(F.broadcast(three), F.expr("id % 2 = rest")).select("id", "name")
 
-    job = Job("mixed", root=root, spark=spark, interval="1s", num_retained=1000)
+    job = Job("mixed", root=root, spark=spark, interval="1s", keep=1000)
     source = job.source("near", near.stream())
     static = spark.read.format("delta").load(str(names))
     mixed = job.stage(
@@ -163,7 +163,7 @@ def test_inputs_of_unequal_speeds_are_one_cut_and_a_silent_one_blocks_nobody(
     feeds = {"fast": fast, "slow": slow}
 
     def declare() -> Job:
-        job = Job("speeds", root=root, spark=spark, interval="1h", num_retained=1000)
+        job = Job("speeds", root=root, spark=spark, interval="1h", keep=1000)
         inputs = [job.source("fast", fast.stream()), job.source("slow", slow.stream())]
         both = job.stage("both", inputs, lambda one, two: one.union(two))
         job.sink("both", both, table=str(tables / "both"))

@@ -172,7 +172,7 @@ def test_settings_are_changed_by_a_command_and_forgotten_at_the_next_start(
     assert (result.exit_code, "interval 1h -> 100ms" in result.stdout) == (0, True)
     eventually(run, lambda: len(manifests(line.root)) > 1, "checkpoints began")
     with pytest.raises(ConfigError, match="cannot be changed while a job runs"):
-        run.set(num_retained=2)  # type: ignore[call-arg]  # what a type checker says before
+        run.set(keep=2)  # type: ignore[call-arg]  # what a type checker says before
     # Each would do, and not both: two callers at once.
     both = [run._coordination.change(given) for given in ({"mode": "unaligned"}, {"aligned_timeout": "30s"})]
     assert [answer.get(timeout=60).ok for answer in both] == [True, False]

@@ -50,7 +50,7 @@ class Retries:
     def job(self, interval: str = "300ms", **settings: Any) -> Job:
         job = retries.declare(
             self.spark, self.clicks.stream(), self.orders.stream(), str(self.base),
-            interval=interval, num_retained=50, poll_interval="0ms", **settings,
+            interval=interval, keep=50, poll_interval="0ms", **settings,
         )  # fmt: skip
         job.failpoint = lambda at: self.failpoint(at)
         return job

@@ -93,7 +93,7 @@ def test_stages_without_their_native_checkpoints_are_rebuilt_alone(
             feeds["orders"].write(*orders_of(number))
 
     def declare() -> Job:
-        job = Job("rebuilt", root=root, spark=spark, interval="1h", num_retained=1000)
+        job = Job("rebuilt", root=root, spark=spark, interval="1h", keep=1000)
         job.failpoint = failing
         clicks, orders = (job.source(name, given.stream()) for name, given in feeds.items())
         OUTER.add(job, clicks, orders, tables)

@@ -96,7 +96,7 @@ def test_two_partitions_become_five_and_three_and_all_tables_are_what_they_must_
     feed, shapes = Feed(spark, tmp_path / "clicks", SCHEMA), (windows("rocksdb"), CALLS)
 
     def declare() -> Job:
-        job = Job("spread", root=root, spark=spark, interval="1h", num_retained=1000)
+        job = Job("spread", root=root, spark=spark, interval="1h", keep=1000)
         clicks = job.source("clicks", feed.stream())
         for shape in shapes:
             shape.add(job, clicks, clicks, tables)
@@ -164,7 +164,7 @@ def test_state_of_sparks_own_operators_is_spread_also_where_it_was_in_another_pr
             clicks.write(*clicks_of(len(clicks.files)))
             orders.write(*orders_of(len(orders.files)))
         shapes = (windows(provider, "windows"), DISTINCT, OUTER, VISITS)
-        job = Job("spread", root=root, spark=spark, interval="1h", num_retained=1000)
+        job = Job("spread", root=root, spark=spark, interval="1h", keep=1000)
         sources = (job.source("clicks", clicks.stream()), job.source("orders", orders.stream()))
         for shape in shapes:
             shape.add(job, *sources, tables)

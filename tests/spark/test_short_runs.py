@@ -36,7 +36,7 @@ class Scheduled:
         self.root = Root(str(base / "root"))
 
     def start(self) -> None:
-        job = Job("short", root=self.root.uri, spark=self.spark, num_retained=1)
+        job = Job("short", root=self.root.uri, spark=self.spark, keep=1)
         source = job.source("source", self.feed.stream())
         sums = job.stage("sums", [source], summed, output_mode="update")
         every = job.stage("every", [source], summed, output_mode="complete")

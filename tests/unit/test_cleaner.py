@@ -31,7 +31,7 @@ def cleaner_of(job: SmallJob, **settings: object) -> CheckpointCleaner:
 def test_a_manifest_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many savepoints there are, a call reads what is new."""
     job = SmallJob(tmp_path)
-    cleaner = cleaner_of(job, num_retained=2)
+    cleaner = cleaner_of(job, keep=2)
     read: list[int] = []
 
     def reading(kind: type[Any], text: str) -> Any:
@@ -50,7 +50,7 @@ def test_a_manifest_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         cleaner()
         assert read == [number]
     assert [s.id for s in job.checkpoints.summaries()] == [1, 2, 5, 6]
-    cleaner_of(job, num_retained=1)()
+    cleaner_of(job, keep=1)()
     read.clear()
     cleaner()
     assert read == []

@@ -27,6 +27,7 @@ LAYERS = (
         "manifest",
         "logs",
         "quantities",
+        "keep",
         "settings",
         "settings_keywords",
         "advice",

@@ -43,15 +43,15 @@ def test_arguments_are_named_without_their_area_so_names_must_differ() -> None:
 
 
 def test_the_later_layer_wins() -> None:
-    yaml_text = "checkpoint: {interval: 1s, minPause: 1s, timeout: 1s, numRetained: 1}"
+    yaml_text = "checkpoint: {interval: 1s, minPause: 1s, timeout: 1s, keep: 1}"
     env = {"SPARK_ABS_CHECKPOINT_MIN_PAUSE": "2s", "SPARK_ABS_CHECKPOINT_TIMEOUT": "2s", "HOME": "/"}
     spark_conf = {"spark.abs.checkpoint.timeout": "3s", "spark.app.name": "x"}
-    found = resolve(yaml_text, env, {**spark_conf, "spark.abs.checkpoint.numRetained": "3"}, num_retained=4)
-    assert (found.interval_ms, found.min_pause_ms, found.timeout_ms, found.num_retained) == (
+    found = resolve(yaml_text, env, {**spark_conf, "spark.abs.checkpoint.keep": "3"}, keep=4)
+    assert (found.interval_ms, found.min_pause_ms, found.timeout_ms, str(found.keep)) == (
         1000,
         2000,
         3000,
-        4,
+        "4",
     )
 
 
@@ -69,8 +69,8 @@ def test_live_settings_are_changed_by_their_names_as_arguments() -> None:
     ("given", "said"),
     [
         (
-            {"num_retained": "5"},
-            "'num_retained' cannot be changed while a job runs; settings that can be changed: interval=10s",
+            {"keep": "5"},
+            "'keep' cannot be changed while a job runs; settings that can be changed: interval=10s",
         ),
         (
             {"intervall": "5s"},
@@ -153,8 +153,8 @@ def test_an_unknown_name_is_an_error_with_the_nearest_match(given: dict[str, obj
         ({"yaml_text": "checkpoint: 10s"}, "checkpoint .YAML. must be a mapping"),
         ({"interval": "10"}, "setting interval .arguments.: '10': expected a duration"),
         ({"interval": "0s"}, "the least is 1 ms"),
-        ({"num_retained": 0}, "the least is 1$"),
-        ({"num_retained": True}, "expected a whole number"),
+        ({"keep": 0}, "the least number is 1"),
+        ({"keep": True}, "expected a number of the newest"),
         ({"synchronous": "yes"}, "expected true or false"),
         ({"watermark_check": "maybe"}, "expected error, warn or off"),
         ({"max_bytes_per_batch": 1024}, "expected a size such as"),

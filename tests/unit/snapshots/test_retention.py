@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from spark_abs.errors import DamageError, Fenced
+from spark_abs.keep import keep_words
 from spark_abs.manifest import Location, Manifest, StoredFile
 from spark_abs.model import ChannelId, CheckpointId, CheckpointKind, RunId, Version
 from spark_abs.snapshots import sweep as module
@@ -27,12 +29,22 @@ def everything(_: object) -> bool:
     return True
 
 
+def gone(
+    completed: Sequence[Manifest],
+    keep: str,
+    on_path: Callable[[Manifest], bool] = everything,
+    needed: Sequence[CheckpointId] = (),
+    now_ms: int = 10**9,
+) -> tuple[int, ...]:
+    return retired(completed, keep_words(keep), now_ms, on_path=on_path, needed=needed)
+
+
 def test_the_newest_of_the_path_stay_and_savepoints_do() -> None:
     completed = [manifest_of(i, kind=SAVEPOINT if i == 2 else CheckpointKind.CHECKPOINT) for i in range(1, 8)]
-    assert retired(completed, 3, everything) == (1, 3, 4)
-    assert retired(completed, 3, everything, needed=[CheckpointId(3)]) == (1, 4)
-    assert retired(completed, 6, everything) == ()
-    assert retired(completed[:1], 1, everything) == ()
+    assert gone(completed, "3") == (1, 3, 4)
+    assert gone(completed, "3", needed=[CheckpointId(3)]) == (1, 4)
+    assert gone(completed, "6") == ()
+    assert gone(completed[:1], "1") == ()
 
 
 def test_what_a_roll_back_abandoned_stays_until_the_new_path_has_as_many() -> None:
@@ -43,9 +55,27 @@ def test_what_a_roll_back_abandoned_stays_until_the_new_path_has_as_many() -> No
     def on_path(m: Manifest) -> bool:
         return m.id <= 5 or m.attempt == 2
 
-    assert retired([*old, *new[:1]], 3, on_path) == (1, 2, 3)
-    assert retired([*old, *new[:2]], 3, on_path) == (1, 2, 3, 4)
-    assert retired([*old, *new[:3]], 3, on_path) == tuple(range(1, 10))
+    assert gone([*old, *new[:1]], "3", on_path) == (1, 2, 3)
+    assert gone([*old, *new[:2]], "3", on_path) == (1, 2, 3, 4)
+    assert gone([*old, *new[:3]], "3", on_path) == tuple(range(1, 10))
+
+
+def test_words_keep_older_ones_of_the_path_and_of_what_was_abandoned() -> None:
+    """One a minute, restored to 60 at 120: an hour later the last of each half hour is left of both."""
+    minute = 60_000
+    made = [replace(manifest_of(i), acked_ms=i * minute) for i in range(1, 121)]
+    made += [replace(manifest_of(i, attempt=2), acked_ms=i * minute) for i in range(121, 181)]
+
+    def on_path(m: Manifest) -> bool:
+        return m.id <= 60 or m.attempt == 2
+
+    went = gone(made, "2 10m:all 3h:30m", on_path, now_ms=180 * minute)
+    assert [m.id for m in made if m.id not in went] == [29, 59, 60, 89, 119, 120, 149, *range(170, 181)]
+
+
+def test_a_job_that_stood_still_for_long_keeps_the_newest() -> None:
+    completed = [manifest_of(i) for i in range(1, 8)]
+    assert gone(completed, "24h:all 7d:1h", now_ms=10**12) == (1, 2, 3, 4)
 
 
 @pytest.mark.parametrize(

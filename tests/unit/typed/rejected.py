@@ -24,7 +24,7 @@ def declared(spark: SparkSession, clicks: DataFrame) -> None:
 
 
 def running(run: spark_abs.Run) -> None:
-    run.set(num_retained=2)  # E: call-arg
+    run.set(keep=2)  # E: call-arg
     run.savepoint("before", timeout="5s")  # E: arg-type
 
 
