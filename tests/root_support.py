@@ -167,6 +167,14 @@ class SmallJob:
             barrier.id, self.attempt, self.run, JOB, barrier.kind, barrier.name, took, now, now, graph, stages
         )
 
+    def native_files(self, stage: str, cut: BatchId) -> dict[str, str]:
+        """Return the files of a stage's native checkpoint at a cut."""
+        return {
+            "metadata": json.dumps({"id": f"query of {stage}"}),
+            f"offsets/{cut}": offsets_of(stage, cut),
+            f"commits/{cut}": 'v1\n{"nextBatchWatermarkMs":0}',
+        }
+
     def _snapshot(
         self,
         stage: str,
@@ -176,11 +184,7 @@ class SmallJob:
         outputs: tuple[OutputVersion, ...],
     ) -> StageSnapshot:
         native = Path(self.root.native("native", self.attempt, StageId(stage)).path)
-        content = {
-            "metadata": json.dumps({"id": f"query of {stage}"}),
-            f"offsets/{cut}": offsets_of(stage, cut),
-            f"commits/{cut}": 'v1\n{"nextBatchWatermarkMs":0}',
-        }
+        content = self.native_files(stage, cut)
         captured = []
         for relative, text in content.items():
             file = native / relative

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from spark_abs.advice import command_line
+from spark_abs.cli.bisect import bisect
 from spark_abs.cli.check import check
 from spark_abs.cli.doctor import doctor
 from spark_abs.cli.guide import guide
@@ -79,7 +80,7 @@ def main() -> None:
     """Look at the checkpoints of a job, talk to it while it runs, and go back.
 
     Every command but `check`, `doctor`, `guide` and `rewind` takes the root of the job first: the directory
-    or URI given as `root=` to the job.
+    or URI given as `root=` to the job. `bisect` takes it, or plain queries as `rewind` does.
 
     Exit codes: 0 done, 1 refused or failed, 2 wrong call or not confirmed, 3 damage found, 4 a savepoint that
     may still complete.
@@ -100,6 +101,7 @@ for command in (
     dispose,
     restore,
     rewind,
+    bisect,
     verify,
     check,
     doctor,

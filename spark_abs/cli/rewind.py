@@ -23,7 +23,7 @@ Given = tuple[tuple[Place, ...], tuple[Place, ...]]
 _LISTS = ("--checkpoints", "--tables")
 
 
-class _Lists(click.Command):
+class Lists(click.Command):
     """A command whose options take all values up to the next option: a shell expands `*` into several."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -43,7 +43,7 @@ class _Lists(click.Command):
         return super().parse_args(ctx, given)
 
 
-@click.command(cls=_Lists)
+@click.command(cls=Lists)
 @output_option
 @click.option(
     "--checkpoints",

@@ -39,6 +39,7 @@ LAYERS = (
     {"spark", "catalog", "channels", "state", "snapshots", "sinks"},
     {"observe"},
     {"restore", "rewind"},
+    {"bisection"},
     {"job_root"},
     {"plan"},
     {"stages"},

@@ -1,0 +1,1 @@
+"""Find the first checkpoint whose tables hold wrong data."""
