@@ -20,12 +20,13 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from pyarrow import fs
 
 from spark_abs.rewind.apply import apply
 from spark_abs.rewind.prepare import Prepared, found_directories, new_id, prepare
 from spark_abs.rewind.undo import find_undo, finish, undo
 from spark_abs.store.failpoint import no_failpoint
-from spark_abs.store.storage import DEFAULTS, Place
+from spark_abs.store.storage import Place
 
 INTERVAL = 10
 
@@ -34,27 +35,50 @@ class Crash(Exception):
     """The driver dies."""
 
 
-def log_of(table: Path) -> dict[int, list[dict[str, dict[str, object]]]]:
-    """Return the actions of each version of a table."""
-    return {
-        int(file.stem): [json.loads(line) for line in file.read_text().splitlines() if line]
-        for file in sorted((table / "_delta_log").glob("*.json"))
-    }
+def place_of(where: Path | Place) -> Place:
+    return where if isinstance(where, Place) else Place(str(where))
 
 
-def rows_of(table: Path) -> list[int]:
-    return sorted(DeltaTable(str(table)).to_pyarrow_table()["id"].to_pylist())
+def delta(table: Path | Place) -> DeltaTable:
+    place = place_of(table)
+    return DeltaTable(place.uri, storage_options=place.options)
 
 
-def make_table(table: Path) -> None:
-    DeltaTable.create(str(table), pa.schema([("id", pa.int64())]))
+def actions_of(table: Place, version: int) -> list[dict[str, dict[str, object]]]:
+    """Return the actions of a version of a table."""
+    data = table.read(f"_delta_log/{version:020}.json")
+    assert data is not None, (table, version)
+    return [json.loads(line) for line in data.decode().splitlines() if line]
 
 
-def append(table: Path, ids: list[int], transactions: dict[str, int]) -> None:
+def names_in(place: Place, directory: str) -> list[str]:
+    """Return the names of the files of a directory; there need not be one."""
+    selector = fs.FileSelector(f"{place.path}/{directory}", allow_not_found=True)
+    infos = place.fs.get_file_info(selector)
+    return [str(info.base_name) for info in infos if info.type is fs.FileType.File]
+
+
+def text_of(place: Place, relative: str) -> str:
+    data = place.read(relative)
+    assert data is not None, (place, relative)
+    return data.decode()
+
+
+def rows_of(table: Path | Place) -> list[int]:
+    return sorted(delta(table).to_pyarrow_table()["id"].to_pylist())
+
+
+def make_table(table: Place) -> None:
+    DeltaTable.create(table.uri, pa.schema([("id", pa.int64())]), storage_options=table.options)
+
+
+def append(table: Path | Place, ids: list[int], transactions: dict[str, int]) -> None:
+    place = place_of(table)
     write_deltalake(
-        str(table),
+        place.uri,
         pa.table({"id": pa.array(ids, pa.int64())}),
         mode="append",
+        storage_options=place.options,
         commit_properties=CommitProperties(
             app_transactions=[Transaction(app, batch) for app, batch in transactions.items()]
         ),
@@ -65,7 +89,7 @@ def append(table: Path, ids: list[int], transactions: dict[str, int]) -> None:
 class PlainQuery:
     """A query that copies ids from files or from a table to a table."""
 
-    base: Path
+    base: Path | Place
     name: str
     source: str
     """A table, or a directory of input files if it begins with `in`."""
@@ -75,8 +99,11 @@ class PlainQuery:
     chance: random.Random = field(default_factory=random.Random)
 
     @property
-    def checkpoint(self) -> Path:
-        return self.base / "c" / self.name
+    def checkpoint(self) -> Place:
+        return place_of(self.base).below(f"c/{self.name}")
+
+    def table(self, name: str) -> Place:
+        return place_of(self.base).below(f"t/{name}")
 
     @property
     def from_files(self) -> bool:
@@ -84,12 +111,9 @@ class PlainQuery:
 
     def start(self) -> None:
         """Read the checkpoint as Spark does at a start; end a batch that was planned."""
-        for directory in ("offsets", "commits", "sources/0"):
-            (self.checkpoint / directory).mkdir(parents=True, exist_ok=True)
-        metadata = self.checkpoint / "metadata"
-        if not metadata.exists():
-            metadata.write_text(json.dumps({"id": str(uuid.uuid4())}))
-        self.id = json.loads(metadata.read_text())["id"]
+        if self.checkpoint.read("metadata") is None:
+            self.checkpoint.write("metadata", json.dumps({"id": str(uuid.uuid4())}).encode())
+        self.id = json.loads(text_of(self.checkpoint, "metadata"))["id"]
         planned, committed = self._newest("offsets"), self._newest("commits")
         assert planned in (committed, committed + 1)
         if self.from_files:
@@ -109,14 +133,13 @@ class PlainQuery:
             until = self.until + 1
             self._write_source_log(until, fresh)
         else:
-            newest = max(log_of(self.base / "t" / self.source))
+            newest = delta(self.table(self.source)).version()
             if newest < self.until:
                 return False
             until = min(newest + 1, self.until + self.chance.randint(1, most))
         start, self.until, self.batch = self.until, until, self.batch + 1
-        (self.checkpoint / "offsets" / str(self.batch)).write_text(
-            f"v1\n{self._metadata()}\n{self._line(until)}"
-        )
+        planned = f"v1\n{self._metadata()}\n{self._line(until)}"
+        self.checkpoint.write(f"offsets/{self.batch}", planned.encode())
         if crash == "planned":
             raise Crash
         self._run(start, until, crash)
@@ -129,18 +152,20 @@ class PlainQuery:
             pass
 
     def _run(self, start: int, until: int, crash: str = "") -> None:
-        ids, table, app = self._read(start, until), self.base / "t" / self.sink, self.app or self.id
-        written = DeltaTable(str(table)).transaction_version(app)
+        ids, table, app = self._read(start, until), self.table(self.sink), self.app or self.id
+        written = delta(table).transaction_version(app)
         if written is None or written < self.batch:
             append(table, ids, {app: self.batch})
         if crash == "written":
             raise Crash
-        (self.checkpoint / "commits" / str(self.batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+        self.checkpoint.write(f"commits/{self.batch}", b'v1\n{"nextBatchWatermarkMs":0}')
+
+    def batches(self, directory: str) -> list[int]:
+        """Return the batches in a log of the query, in order."""
+        return sorted(int(name) for name in names_in(self.checkpoint, directory) if name.isdigit())
 
     def _newest(self, directory: str) -> int:
-        return max(
-            (int(p.name) for p in (self.checkpoint / directory).iterdir() if p.name.isdigit()), default=-1
-        )
+        return max(self.batches(directory), default=-1)
 
     def _metadata(self) -> str:
         return json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": {}})
@@ -148,7 +173,7 @@ class PlainQuery:
     def _line(self, until: int) -> str:
         if self.from_files:
             return json.dumps({"logOffset": until})
-        identity = DeltaTable(str(self.base / "t" / self.source)).metadata().id
+        identity = delta(self.table(self.source)).metadata().id
         plain = {
             "sourceVersion": 1,
             "reservoirId": str(identity),
@@ -161,25 +186,26 @@ class PlainQuery:
     def _end(self, batch: int) -> int:
         if batch < 0:
             return -1 if self.from_files else 0
-        plain = json.loads((self.checkpoint / "offsets" / str(batch)).read_text().split("\n")[2])
+        plain = json.loads(text_of(self.checkpoint, f"offsets/{batch}").split("\n")[2])
         return int(plain["logOffset"] if self.from_files else plain["reservoirVersion"])
 
     def _read(self, start: int, until: int) -> list[int]:
         if self.from_files:
             return [n for number, n in self.entries if start < number <= until]
-        table, found = self.base / "t" / self.source, []
-        for version, actions in log_of(table).items():
-            if start <= version < until:
-                assert not any(a.get("remove", {}).get("dataChange") for a in actions), (self.name, version)
-                for add in (a["add"] for a in actions if "add" in a and a["add"]["dataChange"]):
-                    found += pq.read_table(table / unquote(str(add["path"])))["id"].to_pylist()
+        table, found = self.table(self.source), []
+        for version in range(start, until):
+            actions = actions_of(table, version)
+            assert not any(a.get("remove", {}).get("dataChange") for a in actions), (self.name, version)
+            for add in (a["add"] for a in actions if "add" in a and a["add"]["dataChange"]):
+                file = f"{table.path}/{unquote(str(add['path']))}"
+                found += pq.read_table(file, filesystem=table.fs)["id"].to_pylist()
         return found
 
     def _inputs(self) -> list[int]:
-        return sorted(int(p.name) for p in (self.base / self.source).iterdir())
+        return sorted(int(name) for name in names_in(place_of(self.base), self.source))
 
-    def _log(self) -> dict[str, Path]:
-        return {p.name: p for p in (self.checkpoint / "sources" / "0").iterdir() if p.name[0] != "."}
+    def _log(self) -> list[str]:
+        return [name for name in names_in(self.checkpoint, "sources/0") if name[0] != "."]
 
     def _read_source_log(self) -> None:
         """Read the entries from the newest compact file and all after it; none may be missing."""
@@ -187,7 +213,8 @@ class PlainQuery:
         newest = max((int(name.partition(".")[0]) for name in files), default=-1)
         base = (newest + 1) // INTERVAL * INTERVAL - 1
         wanted = ([f"{base}.compact"] if base >= 0 else []) + [str(n) for n in range(base + 1, newest + 1)]
-        lines = [line for name in wanted for line in files[name].read_text().split("\n")[1:] if line]
+        texts = [text_of(self.checkpoint, f"sources/0/{name}") for name in wanted]
+        lines = [line for text in texts for line in text.split("\n")[1:] if line]
         self.entries = [
             (int(e["batchId"]), int(e["path"].rpartition("/")[2])) for e in map(json.loads, lines)
         ]
@@ -200,11 +227,11 @@ class PlainQuery:
         told = self.entries if compact else [e for e in self.entries if e[0] == number]
         lines = [json.dumps({"path": f"file:///x/{n}", "timestamp": 1, "batchId": at}) for at, n in told]
         name = f"{number}.compact" if compact else str(number)
-        (self.checkpoint / "sources" / "0" / name).write_text("\n".join(["v1", *lines]))
+        self.checkpoint.write(f"sources/0/{name}", "\n".join(["v1", *lines]).encode())
         if compact:  # Spark deletes what is older after a while
-            for other, path in self._log().items():
+            for other in self._log():
                 if not other.endswith(".compact") and self.chance.random() < 0.5:
-                    path.unlink()
+                    self.checkpoint.fs.delete_file(f"{self.checkpoint.path}/sources/0/{other}")
 
 
 SHAPES = {
@@ -218,20 +245,25 @@ SHAPES = {
 class World:
     """Queries of a shape, with inputs and tables."""
 
-    def __init__(self, base: Path, shape: str, seed: int, files: int = 40) -> None:
-        self.base, self.shape, self.chance, self.now_ms = base, shape, random.Random(seed), 0
+    def __init__(self, base: Path | Place, shape: str, seed: int, files: int = 40) -> None:
+        self.top, self.shape, self.chance, self.now_ms = place_of(base), shape, random.Random(seed), 0
         inputs = sorted({s for _, s, _ in SHAPES[shape] if s.startswith("in")})
         for at, name in enumerate(inputs):
-            (base / name).mkdir(parents=True)
             for n in range(at * files, (at + 1) * files):
-                (base / name / str(n)).touch()
+                self.top.write(f"{name}/{n}", b"")
         self.expected = list(range(len(inputs) * files))
         for table in {t for _, _, t in SHAPES[shape]}:
-            make_table(base / "t" / table)
+            make_table(self.top.below(f"t/{table}"))
+
+    @property
+    def base(self) -> Path:
+        """The directory, if it is of this machine."""
+        assert self.top.local
+        return Path(self.top.uri)
 
     def queries(self) -> list[PlainQuery]:
         return [
-            PlainQuery(self.base, name, source, sink, "my-app" if name == "gold" else "", self.chance)
+            PlainQuery(self.top, name, source, sink, "my-app" if name == "gold" else "", self.chance)
             for name, source, sink in SHAPES[self.shape]
         ]
 
@@ -256,15 +288,16 @@ class World:
 
     def places(self) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
         """Return the checkpoint directories and the tables."""
-        checkpoints = found_directories([f"{self.base}/c/*"], DEFAULTS, "metadata", "checkpoint")
-        return checkpoints, found_directories([f"{self.base}/t/*"], DEFAULTS, "_delta_log/", "table")
+        storage = self.top.storage
+        checkpoints = found_directories([f"{self.top}/c/*"], storage, "metadata", "checkpoint")
+        return checkpoints, found_directories([f"{self.top}/t/*"], storage, "_delta_log/", "table")
 
     def _tick(self) -> int:
         self.now_ms += 1_000
         return self.now_ms
 
     def prepare(self, at: dict[str, int] | None = None) -> Prepared:
-        return prepare(*self.places(), storage=DEFAULTS, now_ms=self._tick(), at=at)
+        return prepare(*self.places(), storage=self.top.storage, now_ms=self._tick(), at=at)
 
     def undo(self, failpoint: Callable[[str], None] = no_failpoint) -> None:
         """Take the newest rewind back."""
@@ -274,13 +307,13 @@ class World:
     def any_batch(self) -> dict[str, int]:
         """Return a random batch of a random query as the bound."""
         query = self.chance.choice(self.queries())
-        batches = sorted(int(p.name) for p in (query.checkpoint / "commits").iterdir() if p.name.isdigit())
+        batches = query.batches("commits")
         return {query.name: self.chance.choice(batches)} if batches else {}
 
     def rewind(self, at: dict[str, int], failpoint: Callable[[str], None] = no_failpoint) -> None:
         prepared = self.prepare(at)
         if prepared.plan.changes:
-            apply(prepared.plan, DEFAULTS, require_still=prepared.require_still, at=failpoint)
+            apply(prepared.plan, self.top.storage, require_still=prepared.require_still, at=failpoint)
 
     def finish(self, failpoint: Callable[[str], None] = no_failpoint) -> object:
         """Finish a rewind that was killed."""
@@ -290,7 +323,7 @@ class World:
         """Run all queries to the end of their input, and return what their tables hold."""
         for query in self.queries():
             query.drain()
-        return {table: rows_of(self.base / "t" / table) for _, _, table in SHAPES[self.shape]}
+        return {table: rows_of(self.top.below(f"t/{table}")) for _, _, table in SHAPES[self.shape]}
 
     def is_whole(self, seed: int) -> None:
         for table, rows in self.drained().items():

@@ -15,7 +15,8 @@ import pytest
 from spark_abs.cuts.cut import NoAlignedCut, newest_cut
 from spark_abs.errors import Refused
 from spark_abs.rewind.prepare import listed
-from tests.plain_queries import SHAPES, World
+from spark_abs.store.storage import Place
+from tests.plain_queries import SHAPES, World, text_of
 
 
 class Killed(BaseException):
@@ -50,7 +51,7 @@ def copy_of(first: World, base: Path, seed: int) -> World:
     """Return a world with copies of the files of another."""
     shutil.copytree(first.base, base)
     world = World.__new__(World)
-    world.__dict__ |= {**first.__dict__, "base": base, "chance": random.Random(seed)}
+    world.__dict__ |= {**first.__dict__, "top": Place(str(base)), "chance": random.Random(seed)}
     return world
 
 
@@ -72,10 +73,7 @@ def test_a_rewind_and_its_undo_are_finished_when_killed_at_any_point(
             reached = number
         else:
             break
-        fenced = [
-            q for q in world.queries() if (q.checkpoint / "metadata").read_text().startswith("A rewind")
-        ]
-        if fenced:
+        if any(text_of(q.checkpoint, "metadata").startswith("A rewind") for q in world.queries()):
             with pytest.raises(Refused, match="begun and is not finished"):
                 world.prepare()
             with suppress(Killed):
@@ -111,7 +109,7 @@ def test_offsets_of_an_earlier_rewind_are_those_of_its_own_batches_only(tmp_path
     world = World(tmp_path, "chain", seed=5, files=40)
     world.run(40)
     query = next(q for q in world.queries() if q.name == "silver")
-    newest = max(int(p.name) for p in (query.checkpoint / "commits").iterdir() if p.name.isdigit())
+    newest = max(query.batches("commits"))
     assert newest > 6
     world.rewind({"silver": newest - 1})
     world.rewind({"silver": newest - 4})
