@@ -247,7 +247,7 @@ def _session(started: list[SparkSession], scratch: Place) -> str:
     with errors_kept():
         started.append(spark := session_at([scratch.uri], "spark-abs doctor", **conf))
     spark.sparkContext.setLogLevel("OFF")
-    apply_storage_conf(spark, scratch.storage)
+    apply_storage_conf(spark, scratch.storage, [scratch.uri])
     java = spark._jvm.System.getProperty("java.version")  # type: ignore[union-attr]
     return f"Spark {spark.version} on Java {java}"
 

@@ -93,7 +93,7 @@ def _session(root: Root, found: StateAt, target: Place | None) -> SparkSession:
     with errors_kept():
         session = session_at(uris, f"state of {found.manifest.job}", **quiet)
     session.sparkContext.setLogLevel("ERROR")
-    apply_storage_conf(session, root.storage)
+    apply_storage_conf(session, root.storage, uris)
     return session
 
 

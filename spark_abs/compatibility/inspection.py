@@ -90,7 +90,7 @@ def draft(job: JobSpec) -> Drafted:
     """Check the session, the settings, the graph of a job and the plans of its stages; nothing exists yet.
 
     A start, `check` and `explain` begin with this. Afterwards the session has the settings of the job's
-    store.
+    stores.
 
     Raises:
         GraphError: the graph cannot run.
@@ -99,13 +99,13 @@ def draft(job: JobSpec) -> Drafted:
     """
     graph = job.graph()
     check_session(job.spark)
-    require_packages(job.spark, connectors((job.root.uri,)))
+    require_packages(job.spark, connectors(job.locations))
     refuse_unsupported_session(job.spark)
     if job.settings.stop_savepoint:
         check_savepoint_name(f"{job.settings.stop_savepoint}-1")
     policy_of(job.settings)
-    if kept := apply_storage_conf(job.spark, job.root.storage):
-        log.info("the session keeps the settings of the job's store until it ends: %s", kept)
+    if kept := apply_storage_conf(job.spark, job.root.storage, job.locations):
+        log.info("the session keeps the settings of the job's stores until it ends: %s", kept)
     refuse_shared_sinks(graph.sinks, job.root.storage)
     lookups = open_lookups(job, _pinned(job))
     with copied_logs(job) as tracking:

@@ -70,9 +70,9 @@ def native_copy(session: SparkSession, root: Root, found: StateAt) -> Iterator[P
         return
     from spark_abs.spark.session import apply_storage_conf
 
-    apply_storage_conf(session, root.storage)
     ledger = Control.open(root).state
     place = passing_place(root.anywhere(ledger.attempt.natives), ledger.newest_run)
+    apply_storage_conf(session, root.storage, [place.uri])
     try:
         materialise(root, found.snapshot.files, target=place, query_id=fresh_query_id())
         yield place

@@ -181,5 +181,5 @@ def _checked(
 def _frame(session: SparkSession, root: Root, at: TableAt) -> DataFrame:
     from spark_abs.spark.session import apply_storage_conf, read_version
 
-    apply_storage_conf(session, root.storage)
+    apply_storage_conf(session, root.storage, [at.table])
     return read_version(session, at.table, at.version)

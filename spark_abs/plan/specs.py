@@ -19,6 +19,7 @@ from spark_abs.sinks.two_phase import TwoPhaseSink
 from spark_abs.spark.plans import PinnedTable
 from spark_abs.store.failpoint import Failpoint
 from spark_abs.store.root import Root
+from spark_abs.store.storage import location_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -291,6 +292,17 @@ class JobSpec:
     stages: Mapping[StageId, StageSpec]
     feedbacks: tuple[Feedback, ...]
     sinks: tuple[SinkSpec, ...]
+
+    @property
+    def locations(self) -> tuple[str, ...]:
+        """All places that the job names: its root, native checkpoints, tables of sinks and lookups."""
+        native_root = self.settings.native_root
+        return (
+            self.root.uri,
+            *((location_of(native_root),) if native_root else ()),
+            *(sink.target.uri for sink in self.sinks if sink.target is not None),
+            *(lookup.table for spec in self.stages.values() for lookup in spec.lookups),
+        )
 
     def graph(self) -> JobGraph:
         """Return the graph, checked.

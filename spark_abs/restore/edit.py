@@ -443,8 +443,8 @@ class _Editor:
             return
         from spark_abs.spark.session import apply_storage_conf
 
-        apply_storage_conf(self.session, self.root.storage)
         natives = self.root.anywhere(self.control.state.attempt.natives)
+        apply_storage_conf(self.session, self.root.storage, [natives.uri])
         place = passing_place(natives, self.run)
         try:
             yield place

@@ -195,10 +195,10 @@ class Restoring:
         """Return the session, started if there is none."""
         from spark_abs.spark.session import apply_storage_conf, session_at
 
+        places = (self.root.uri, *self.plan.spark_tables)
         if self._spark is None:
-            places = (self.root.uri, *self.plan.spark_tables)
             self._spark = session_at(places, f"restore of {self.plan.job}")
-        apply_storage_conf(self._spark, self.root.storage)
+        apply_storage_conf(self._spark, self.root.storage, places)
         return self._spark
 
     def delta_sink(self, table: str, sinks: Sequence[str]) -> DeltaSink:

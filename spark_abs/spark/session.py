@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -183,21 +184,32 @@ def _prepared(builder: SparkSession.Builder) -> SparkSession.Builder:
     return builder.config(map=dict(SESSION_CONF))
 
 
-def apply_storage_conf(session: SparkSession, storage: Storage) -> list[str]:
-    """Give a session and its executors the settings to reach a store. Other sessions are not changed.
+def apply_storage_conf(session: SparkSession, storage: Storage, locations: Iterable[str]) -> list[str]:
+    """Give a session and its executors the settings to reach stores. Other sessions are not changed.
 
     The session keeps these settings until it ends: queries and frames that were made with it need them. Spark
-    shows their names but not the secrets. Returns the names of the settings that have changed.
+    shows their names but not the secrets.
+
+    Args:
+        session: the session.
+        storage: the given settings, all of which the session gets.
+        locations: the places that the session must reach. For the kinds of their stores it is told to find
+            credentials as usual, if neither `storage` nor the session has any.
+
+    Returns:
+        The names of the settings that have changed.
     """
     given = storage.hadoop()
-    if isinstance(session, SparkSession):  # one of Connect does not say what Hadoop has been told
+    defaults = storage.hadoop_defaults(locations)
+    if defaults and isinstance(session, SparkSession):  # Connect does not say what Hadoop has been told
         known = session._jsparkSession.sessionState().newHadoopConf()
-        for kind in storage.hadoop_defaults():
+        for kind in defaults:
             if not any(name in given or _is_set(known, name) for name in kind):
                 given.update(kind)
-    hidden = str(session.conf.get(_HIDDEN))
-    if _KEY_OF_AZURE not in hidden:
-        given[_HIDDEN] = f"{hidden}|{_KEY_OF_AZURE}"
+    if _AZURE_KEY in given:
+        hidden = str(session.conf.get(_HIDDEN))
+        if _KEY_OF_AZURE not in hidden:
+            given[_HIDDEN] = f"{hidden}|{_KEY_OF_AZURE}"
     changed = {name: value for name, value in given.items() if session.conf.get(name, None) != value}
     for name, value in changed.items():
         session.conf.set(name, value)
@@ -210,7 +222,8 @@ def _is_set(conf: Any, name: str) -> bool:
 
 
 _HIDDEN = "spark.sql.redaction.options.regex"
-_KEY_OF_AZURE = r"fs\.azure\.account\.key"
+_AZURE_KEY = "fs.azure.account.key"
+_KEY_OF_AZURE = re.escape(_AZURE_KEY)
 """Spark hides settings with "secret", "token" or "access.key" in their names; this name has none of these."""
 
 

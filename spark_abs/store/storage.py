@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from urllib.parse import quote, urlparse
@@ -178,9 +178,15 @@ class Storage:
         """Return the options by the names of Hadoop's connectors, for a session's configuration."""
         return {**self.s3.hadoop(), **self.azure.hadoop(), **self.google.hadoop()}
 
-    def hadoop_defaults(self) -> tuple[dict[str, str], ...]:
-        """Return settings for a session that has none of these names; one value for each kind of store."""
-        return self.azure.hadoop_defaults(), self.google.hadoop_defaults()
+    def hadoop_defaults(self, locations: Iterable[str]) -> tuple[dict[str, str], ...]:
+        """Return settings for a session that has none of these names: a value for each kind of store.
+
+        Args:
+            locations: the places that the session must reach; other kinds of stores are left out.
+        """
+        places = tuple(locations)
+        by_scheme = {"abfss:": self.azure.hadoop_defaults(), "gs:": self.google.hadoop_defaults()}
+        return tuple(conf for scheme, conf in by_scheme.items() if any(p.startswith(scheme) for p in places))
 
     def place(self, uri: str) -> Place:
         """Return a place in this storage."""

@@ -40,6 +40,8 @@ from spark_abs.store.options import S3, Azure
 from spark_abs.store.storage import DATABRICKS, Storage
 from tests.jvm import java_options
 
+IN_AZURE, IN_GOOGLE = "abfss://box@account.dfs.core.windows.net/x", "gs://bucket/x"
+
 
 def test_a_delta_table_can_be_written_and_read(spark: SparkSession, tmp_path: Path) -> None:
     spark.range(3).write.format("delta").save(str(tmp_path / "t"))
@@ -60,8 +62,9 @@ def test_a_session_that_is_told_of_a_store_tells_no_other_and_says_what_it_keeps
 ) -> None:
     own = spark.newSession()
     storage = Storage(S3("https://store.example", "r", "who", "SeCrEt"), Azure("SeCrEt"))
-    assert {"fs.s3a.secret.key", "fs.s3a.endpoint"} <= {*apply_storage_conf(own, storage)}
-    assert apply_storage_conf(own, storage) == []
+    places = ["s3a://bucket/x", IN_AZURE, IN_GOOGLE]
+    assert {"fs.s3a.secret.key", "fs.s3a.endpoint"} <= {*apply_storage_conf(own, storage, places)}
+    assert apply_storage_conf(own, storage, places) == []
     assert own.conf.get("fs.s3a.endpoint") == "https://store.example"
     assert own.conf.get("fs.azure.account.auth.type") == "SharedKey"
     assert own.conf.get("fs.gs.auth.type") == "APPLICATION_DEFAULT"
@@ -70,6 +73,20 @@ def test_a_session_that_is_told_of_a_store_tells_no_other_and_says_what_it_keeps
     assert "redacted" in shown["fs.azure.account.key"]
     assert not [name for name, value in shown.items() if "SeCrEt" in value]
     assert spark.conf.get("fs.s3a.endpoint", None) is None
+
+
+def test_a_session_finds_credentials_as_usual_only_for_stores_that_a_job_uses_and_where_it_has_none(
+    spark: SparkSession,
+) -> None:
+    own = spark.newSession()
+    assert apply_storage_conf(own, Storage(), ["/x", "s3a://bucket/x"]) == []
+    own.conf.set("fs.azure.account.auth.type", "SharedKey")
+    assert apply_storage_conf(own, Storage(), [IN_AZURE]) == []
+    assert apply_storage_conf(own, Storage(), [IN_AZURE, IN_GOOGLE]) == ["fs.gs.auth.type"]
+    job = Job("stores", root="/x", spark=own, native_root="s3://bucket/native")
+    ticks = job.source("ticks", own.readStream.format("rate").load())
+    job.sink("out", ticks, table=f"{IN_GOOGLE}/out")
+    assert job.spec().locations == ("/x", "s3a://bucket/native", f"{IN_GOOGLE}/out")
 
 
 def test_a_job_hears_its_settings_of_a_session(spark: SparkSession, tmp_path: Path) -> None:

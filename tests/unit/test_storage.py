@@ -69,13 +69,18 @@ def test_what_is_not_given_is_left_to_each_library() -> None:
     assert Place(IN_AZURE).options == {"AZURE_STORAGE_ACCOUNT_NAME": "account"}
     assert Place("gs://bucket/x").options == {}
     assert Place("/x", FULL).options is None
-    assert DEFAULTS.hadoop_defaults() == (
-        {
-            "fs.azure.account.auth.type": "OAuth",
-            "fs.azure.account.oauth.provider.type": "org.apache.hadoop.fs.azurebfs.oauth2.MsiTokenProvider",
-        },
-        {"fs.gs.auth.type": "APPLICATION_DEFAULT"},
-    )
+
+
+def test_a_session_is_told_of_the_kinds_of_stores_that_it_must_reach() -> None:
+    azure = {
+        "fs.azure.account.auth.type": "OAuth",
+        "fs.azure.account.oauth.provider.type": "org.apache.hadoop.fs.azurebfs.oauth2.MsiTokenProvider",
+    }
+    google = {"fs.gs.auth.type": "APPLICATION_DEFAULT"}
+    assert DEFAULTS.hadoop_defaults(["/x", "s3a://bucket/x"]) == ()
+    assert DEFAULTS.hadoop_defaults([IN_AZURE]) == (azure,)
+    assert DEFAULTS.hadoop_defaults(["/x", "gs://bucket/x"]) == (google,)
+    assert DEFAULTS.hadoop_defaults(iter(["gs://bucket/x", IN_AZURE])) == (azure, google)
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def _session(session: SparkSession, place: Place) -> SparkSession:
     from spark_abs.spark.session import apply_storage_conf
 
     own = session.newSession()
-    apply_storage_conf(own, place.storage)
+    apply_storage_conf(own, place.storage, [place.uri])
     return own
 
 
