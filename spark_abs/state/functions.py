@@ -175,10 +175,12 @@ def _stateful(
     defaults: Mapping[str, object] | None,
     dropped: str | Sequence[str],
 ) -> DataFrame:
+    from spark_abs.spark.session import require_classic
     from spark_abs.spark.versions import to_arrow_schema
     from spark_abs.state.processor import Processor
 
     spark, declared = frame.sparkSession, declaring()
+    require_classic(spark, "a stateful function")
     if output_mode not in get_args(RowOutputMode):
         raise UsageError(f"output_mode {output_mode!r} is neither 'append' nor 'update'")
     if timeout not in list(Timeout):

@@ -57,10 +57,16 @@ def batch(frame, number):
 
 refuse("job", lambda: spark_abs.Job("shop", root=root, spark=spark))
 refuse("session", lambda: spark_abs.spark_session("shop"))
+refuse("builder", lambda: spark_abs.configure(SparkSession.builder))
 refuse("state", lambda: shop.state("doubled", "first"))
 refuse("edit", lambda: shop.edit("first"))
 refuse("rescale", lambda: shop.restore("first", shuffle_partitions=3))
 refuse("location", lambda: spark_abs.checkpoint_location(root + "-wrapped", "query"))
+ticks = spark.readStream.format("rate").load()
+counting = (ticks, "value", batch, "n long", "n long")
+refuse("function", lambda: spark_abs.map_groups_with_state(*counting))
+refuse("flat function", lambda: spark_abs.flat_map_groups_with_state(*counting))
+refuse("function of batches", lambda: spark_abs.map_batches_with_state(*counting))
 refuse("wrapped", lambda: spark_abs.foreach_batch(batch, root=root + "-wrapped", stage="query"))
 
 found = {
@@ -76,6 +82,8 @@ found = {
     "refused": refused,
 }
 found["restored"] = shop.restore("first").plan.checkpoint
+found["disposed"] = shop.dispose("second")
+found["history"] = sorted(set(shop.history().column("event").to_pylist()))
 found["after"] = sorted(row.n for row in shop.read("out").collect())
 found["jvm"] = SparkContext._jvm is not None
 print(json.dumps(found))
@@ -133,12 +141,26 @@ def test_what_needs_no_session_works(found: dict[str, Any]) -> None:
     assert {"first", "second"} <= set(found["checkpoints"])
     assert (found["damage"], found["alive"]) == (0, False)
     assert found["after"] == [2]
+    assert found["disposed"] > found["restored"]
+    assert {"run-started", "restored"} <= {*found["history"]}
     assert not found["jvm"]
 
 
+def test_commands_that_need_a_session_name_what_they_need(tmp_path: Path) -> None:
+    """With the environment of a notebook on such compute; `doctor` says what works there all the same."""
+    env = {**os.environ, "SPARK_REMOTE": "sc://127.0.0.1:1", "JAVA_HOME": "/nowhere"}
+    command = [sys.executable, "-m", "spark_abs", "doctor", str(tmp_path), "--output", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    parts = {one["part"]: one for one in json.loads(done.stdout)}
+    assert (done.returncode, parts["commits in the root"]["verdict"]) == (1, "works")
+    assert parts["session"]["verdict"] == "fails"
+    assert "needs the driver's JVM" in parts["session"]["says"]
+    assert parts["a job"]["says"] == "needs a session"
+
+
 def test_the_rest_is_refused_at_the_first_call_and_says_what_it_needs(found: dict[str, Any]) -> None:
-    calls = {"job", "session", "state", "edit", "rescale", "location", "wrapped"}
-    assert found["refused"].keys() == calls
+    calls = {"job", "session", "builder", "state", "edit", "rescale", "location", "wrapped"}
+    assert found["refused"].keys() == {*calls, "function", "flat function", "function of batches"}
     assert found["refused"]["rescale"].startswith("nothing was changed")
     for said in found["refused"].values():
         assert "needs the driver's JVM" in said
