@@ -23,7 +23,7 @@ import pyarrow as pa
 from spark_abs.cli.root_command import Context, output_option
 from spark_abs.errors import AbsError, CommitConflict, StoreFailed, get_spark, lacks_spark
 from spark_abs.store.root import Root
-from spark_abs.store.storage import Place, Storage
+from spark_abs.store.storage import Place, Storage, told
 from spark_abs.store.table import Commit, Table
 
 if TYPE_CHECKING:
@@ -159,6 +159,8 @@ def _tried(part: str, attempt: Callable[[], str], limit_s: float | None = None) 
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"{type(error).__name__}: {told(error)}"
     said = str(error).strip().splitlines() or [""]
     kind = "" if isinstance(error, AbsError) else f"{type(error).__name__}: "
     return kind + said[0]
@@ -178,6 +180,7 @@ class _Trials:
         self.place = root.place(f"_doctor-{uuid.uuid4().hex}")
         above = (Path(root.uri), *Path(root.uri).parents) if root.local else ()
         self._missing = [path for path in above if not path.exists()]
+        self._top, self._marked = root.top, not root.local and not root.top.exists()
 
     def clear(self) -> str:
         """Delete the directory, and those above it that were not there before; say so.
@@ -192,7 +195,11 @@ class _Trials:
                 if path.exists():
                     os.rmdir(path)
         except OSError as error:
-            raise StoreFailed(f"the trials have left {self.place}, delete it by hand: {error}") from error
+            raise StoreFailed(
+                f"the trials have left {self.place}, delete it by hand: {told(error)}"
+            ) from error
+        if self._marked and self._top.exists():
+            return f"an empty directory, {self._top}, which was not there before"
         if self._missing:
             return f"nothing; {self._missing[0]} was not there before: the first start of a job makes it"
         return "nothing"

@@ -16,7 +16,7 @@ from spark_abs.cli.output import Output
 from spark_abs.errors import StoreFailed
 from spark_abs.store.clock import now_ms
 from spark_abs.store.root import Root
-from spark_abs.store.storage import Storage, remedy
+from spark_abs.store.storage import Storage, remedy, told
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -91,4 +91,6 @@ def storage_errors(location: str = "") -> Iterator[None]:
     except BrokenPipeError:  # the reader of the output has ended
         raise
     except OSError as error:
-        raise StoreFailed(f"storage cannot be read or written now, {remedy(location)}: {error}") from error
+        raise StoreFailed(
+            f"storage cannot be read or written now, {remedy(location)}: {told(error)}"
+        ) from error

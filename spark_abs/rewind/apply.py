@@ -275,8 +275,7 @@ class Files:
             if info.type is fs.FileType.File:
                 at("back")
                 path = checked_relative(info.path.removeprefix(f"{top}/"))
-                self._directory(path)
-                self.place.fs.move(info.path, f"{self.place.path}/{path}")
+                self.place.move(f"{self._kept}/{path}", path)
 
     def forget_record(self) -> None:
         """Take away the record of the rewind: the directory is as it was before."""
@@ -284,9 +283,7 @@ class Files:
 
     def take_away(self, path: str) -> None:
         """Move a file to the copies."""
-        to = f"{self._kept}/{path}"
-        self._directory(to)
-        self.place.fs.move(f"{self.place.path}/{path}", f"{self.place.path}/{to}")
+        self.place.move(path, f"{self._kept}/{path}")
 
     def rewrite(self, path: str, text: str) -> None:
         """Replace a file; what was there first is kept."""
@@ -320,10 +317,6 @@ class Files:
                 i.base_name for i in self.place.fs.get_file_info(selector) if i.type is fs.FileType.File
             }
         return sorted(found)
-
-    def _directory(self, path: str) -> None:
-        if self.place.local:
-            self.place.fs.create_dir(f"{self.place.path}/{path.rpartition('/')[0]}", recursive=True)
 
 
 def _source_logs(query: QueryGoal, files: Files) -> dict[str, str]:

@@ -95,9 +95,10 @@ def _has(place: Place, mark: str) -> bool:
 
 
 def _matching(pattern: str, storage: Storage) -> Iterator[Place]:
-    literal = storage.place(pattern)
-    if literal.exists():  # a shell has found it, or its name has letters of a pattern
-        return iter([literal])
+    if not ("://" in pattern and "?" in pattern):  # no location: `?` begins the options of a URL
+        literal = storage.place(pattern)
+        if literal.exists():  # a shell has found it, or its name has letters of a pattern
+            return iter([literal])
     names = pattern.rstrip("/").split("/")
     first = next((at for at, name in enumerate(names) if _MAGIC & set(name)), len(names))
     top = storage.place("/".join(names[:first]) or ("/" if pattern.startswith("/") else "."))

@@ -44,6 +44,10 @@ _AUTHORITIES = {
 DATABRICKS = "DATABRICKS_RUNTIME_VERSION"
 """A variable of the environment that Databricks' compute has."""
 _MOUNTS = ("/Volumes/", "/dbfs/")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_LONGEST = 800
+_PIECE = 2**23
+"""Bytes that a copy holds in memory."""
 
 
 def location_of(uri: str) -> str:
@@ -133,6 +137,17 @@ def remedy(location: str) -> str:
     if location.startswith("gs:"):
         return "try again, or check credentials (GOOGLE_APPLICATION_CREDENTIALS, or the machine's role)"
     return "try again"
+
+
+def told(error: BaseException) -> str:
+    """Return the text of an error in one line: deltalake writes the causes below, each behind an arrow."""
+    found = ""
+    for line in _COLOURS.sub("", str(error)).splitlines():
+        text = line.strip()
+        cause = text.removeprefix("\u21b3").strip()
+        found += (": " if cause != text and found else " ") + cause
+    found = found.strip()
+    return found if len(found) <= _LONGEST else f"{found[:_LONGEST]}..."
 
 
 @dataclass(frozen=True)
@@ -287,6 +302,27 @@ class Place:
             stream.write(data)
         if self.local:
             store.move(written, target)
+
+    def move(self, source: str, target: str) -> None:
+        """Move a file, in place of one that is at the target.
+
+        After a kill the source may be there still, and a target that is not whole beside it: move it again.
+
+        Raises:
+            OSError: there is no source, or the store cannot be written.
+        """
+        here, there = f"{self.path}/{source}", f"{self.path}/{target}"
+        if self.local:
+            self.fs.create_dir(os.path.dirname(there), recursive=True)
+        if not isinstance(self.fs, fs.AzureFileSystem):
+            self.fs.move(here, there)
+            return
+        # It moves only in accounts with a hierarchical namespace.
+        with self.fs.open_input_stream(here, compression=None) as taken:
+            with self.fs.open_output_stream(there, compression=None) as made:
+                while piece := taken.read(_PIECE):
+                    made.write(piece)
+        self.fs.delete_file(here)
 
 
 @lru_cache(maxsize=64)

@@ -23,6 +23,7 @@ from spark_abs.store.storage import (
     location_of,
     root_location,
     table_location,
+    told,
 )
 
 OF_S3 = S3("http://127.0.0.1:9000", "eu-west-1", "who", "SeCrEt", "ToKeN", True)
@@ -61,6 +62,29 @@ def test_options_have_the_names_of_every_library() -> None:
         "secret_key": "SeCrEt",
         "session_token": "ToKeN",
     }
+
+
+def test_an_error_of_a_store_is_told_in_one_line_with_its_causes() -> None:
+    said = (
+        "Kernel error -> Generic S3 error\n  \x1b[31m\u21b3\x1b[0m Error performing list request\n"
+        "    \x1b[31m\u21b3\x1b[0m 404 Not Found\n<Error><Code>NoSuchBucket</Code>\n</Error>\n\n"
+    )
+    assert told(OSError(said)) == (
+        "Kernel error -> Generic S3 error: Error performing list request: 404 Not Found "
+        "<Error><Code>NoSuchBucket</Code> </Error>"
+    )
+    assert told(OSError("x" * 2000)) == "x" * 800 + "..."
+
+
+def test_a_file_is_moved_in_place_of_another(tmp_path: Path) -> None:
+    place = Place(str(tmp_path / "a b"))
+    place.write("one/x", b"1")
+    place.write("y", b"2")
+    place.move("one/x", "two/three/x")
+    place.move("y", "two/three/x")
+    assert (place.read("two/three/x"), place.read("one/x"), place.read("y")) == (b"2", None, None)
+    with pytest.raises(OSError, match="y"):
+        place.move("y", "z")
 
 
 def test_what_is_not_given_is_left_to_each_library() -> None:
