@@ -16,6 +16,7 @@ from spark_abs.cli.check import check
 from spark_abs.cli.doctor import doctor
 from spark_abs.cli.guide import guide
 from spark_abs.cli.observe import history, list_checkpoints, show, status, verify
+from spark_abs.cli.report import report
 from spark_abs.cli.restore import dispose, forget, restore
 from spark_abs.cli.rewind import rewind
 from spark_abs.cli.root_command import Context, output_option, storage_errors
@@ -94,6 +95,7 @@ for command in (
     state,
     status,
     history,
+    report,
     savepoint,
     set_settings,
     stop,

@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,10 @@ SCHEMA = pa.schema(
     ]
 )
 
+_FLAT = [name for name in SCHEMA.names if name not in ("body", "v")]
+_READ_SINGLY = 8
+"""New rows that are read file by file."""
+
 
 @dataclass(frozen=True, slots=True)
 class Summary:
@@ -66,6 +70,10 @@ class Summary:
     completed_ms: int
     size_full: int
     size_new: int
+
+
+def _summary(row: Mapping[str, Any]) -> Summary:
+    return Summary(**{**row, "kind": CheckpointKind(row["kind"])})
 
 
 class Checkpoints:
@@ -111,10 +119,27 @@ class Checkpoints:
 
     def summaries(self) -> tuple[Summary, ...]:
         """List completed checkpoints by id; reads flat columns only."""
-        columns = [f.name for f in SCHEMA if f.name not in ("body", "v")]
-        rows = self._rows(columns)
-        summaries = [Summary(**{**row, "kind": CheckpointKind(row["kind"])}) for row in rows]
-        return tuple(sorted(summaries, key=lambda s: s.id))
+        return tuple(sorted(map(_summary, self._rows(_FLAT)), key=lambda s: s.id))
+
+    def summaries_since(self, known: Sequence[Summary]) -> tuple[Summary, ...]:
+        """List completed checkpoints by id as `summaries`; of those in `known` no file is opened.
+
+        Many new ones are read at once.
+
+        Raises:
+            DamageError: a row cannot be read.
+            OSError: the store cannot be read now.
+        """
+        self._table.refresh()
+        files = row_files(self._table, PATH)
+        single = [f for f in files if f.least is not None and f.least == f.most]
+        before = {s.id: s for s in known}
+        news = [f for f in single if f.least not in before]
+        if len(single) < len(files) or len(news) > _READ_SINGLY:
+            return self.summaries()
+        rows = [row for file in news for row in read_rows(self._root, file.path, _FLAT)]
+        after = {f.least: before[f.least] for f in single if f.least in before}
+        return tuple(sorted((*after.values(), *map(_summary, rows)), key=lambda s: s.id))
 
     def load(self, checkpoint: CheckpointId) -> Manifest:
         """Read one manifest.

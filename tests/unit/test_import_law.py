@@ -38,7 +38,7 @@ LAYERS = (
     {"manifests", "run_context"},
     {"spark", "catalog", "channels", "state", "snapshots", "sinks"},
     {"observe"},
-    {"restore", "rewind"},
+    {"restore", "rewind", "report"},
     {"bisection"},
     {"job_root"},
     {"plan"},

@@ -1,0 +1,1 @@
+"""The report: what a root records, as one page for a browser."""
