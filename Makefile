@@ -131,7 +131,7 @@ $(VENV)/.installed-job: setup.cfg pyproject.toml
 	  { echo "python3.11 is missing: apt-get install python3.11-venv, or: pyenv install 3.11 && pyenv global 3.11"; exit 1; }
 	@echo "installing into $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[spark]' pyspark==$(SPARK)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[spark]' pyspark==$(SPARK)
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.installed-job
