@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from spark_abs.job import Job
 from spark_abs.manifest import Manifest
-from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import CheckpointId, StageId, channel_id
 from spark_abs.plan.frames import build_frames, check_frames, draft_gate
 from spark_abs.run.run import Run

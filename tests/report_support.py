@@ -20,7 +20,7 @@ from spark_abs.manifest import (
     StageSnapshot,
     StoredFile,
 )
-from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import (
     AttemptId,
     BatchId,

@@ -22,7 +22,7 @@ import spark_abs
 from spark_abs.channels.files import read_written
 from spark_abs.channels.staged import Files
 from spark_abs.manifest import Manifest, OutputVersion, StageShape, StageSnapshot
-from spark_abs.manifests.checkpoints import Checkpoints, abort_open
+from spark_abs.manifests.manifest_table import Checkpoints, abort_open
 from spark_abs.model import (
     Barrier,
     BatchId,

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import spark_abs
 from spark_abs.manifest import Manifest
-from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.protocol import control as ledger
 from spark_abs.store.control import Control
 from spark_abs.store.lease import read_lease

@@ -21,7 +21,7 @@ from rich.console import Console
 import spark_abs
 from bench.figures import Figure, figure, ratios, wait
 from spark_abs.manifest import Manifest
-from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import CheckpointId
 from spark_abs.run.run import Run
 from spark_abs.store.root import Root

@@ -13,7 +13,7 @@ from rich.console import Console
 from bench.figures import Figure, figure
 from spark_abs.checkpointing import cleaner
 from spark_abs.manifest import Location, Manifest, StageSnapshot, StoredFile
-from spark_abs.manifests.checkpoints import PATH, Checkpoints
+from spark_abs.manifests.manifest_table import PATH, Checkpoints
 from spark_abs.model import AttemptId, BatchId, CheckpointId, CheckpointKind, RunId, StageId
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table

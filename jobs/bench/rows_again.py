@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import NO_BATCH, BatchId, ChannelId, StageId, Version, positions_of
 from spark_abs.snapshots.layout import parse_offsets
 from spark_abs.stages.native import NativeLog

@@ -10,8 +10,8 @@ from spark_abs.bisection.files import files_between
 from spark_abs.bisection.moments import BEGINNING, Began, Between, Input, Moment, Ran, TableVersion
 from spark_abs.errors import DamageError
 from spark_abs.manifest import CHANNEL, Manifest, StageShape, StageSnapshot, StoredFile
-from spark_abs.manifests.checkpoints import Summary
 from spark_abs.manifests.find import list_manifests, load, newest_first
+from spark_abs.manifests.manifest_table import Summary
 from spark_abs.model import NO_BATCH, CheckpointMode, RunKind, StageId, positions_of
 from spark_abs.observe.sources import readable
 from spark_abs.observe.tables import table_at

@@ -8,8 +8,8 @@ from itertools import count
 
 from spark_abs.channels.trim import trim
 from spark_abs.manifest import Manifest
-from spark_abs.manifests import checkpoints as manifests
-from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests import manifest_table as manifests
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import ChannelId, CheckpointId, StageId
 from spark_abs.run_context import RunContext
 from spark_abs.sinks.sending.senders import Senders

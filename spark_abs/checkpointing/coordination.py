@@ -25,8 +25,8 @@ from spark_abs.errors import (
     UsageError,
 )
 from spark_abs.manifest import Manifest, StageShape
-from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.manifests.find import check_savepoint_name
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import Barrier, CheckpointId, CheckpointMode, StageId
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol import messages as protocol

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from spark_abs.advice import named
 from spark_abs.compatibility.inspection import Drafted, check_drafted, draft
 from spark_abs.manifest import SourceShape
-from spark_abs.manifests import checkpoints
+from spark_abs.manifests import manifest_table
 from spark_abs.model import AttemptId, ChannelId, OutputMode, StageId, channel_id
 from spark_abs.plan.graph import StageDecl
 from spark_abs.protocol.attempt import NATIVES, Attempt
@@ -134,7 +134,7 @@ class Explanation:
     @property
     def tables(self) -> tuple[str, ...]:
         """Where the job's own tables are."""
-        return tuple(f"{self.root}/{path}" for path in (checkpoints.PATH, history.PATH, CONTROL))
+        return tuple(f"{self.root}/{path}" for path in (manifest_table.PATH, history.PATH, CONTROL))
 
     def __str__(self) -> str:
         """Return the job as text."""

@@ -18,8 +18,8 @@ from spark_abs.compatibility.restored import Past, check_functions, check_restor
 from spark_abs.compatibility.same_tables import refuse_moved_sink, require_same_table
 from spark_abs.compatibility.schema_logs import copied_logs
 from spark_abs.errors import AbsError, DamageError, GraphError, Refused, UsageError
-from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.manifests.find import check_savepoint_name, resolve
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import LookupVersion, StageId, channel_id
 from spark_abs.plan.frames import Frames, build_frames, check_frames, draft_gate
 from spark_abs.plan.graph import JobGraph

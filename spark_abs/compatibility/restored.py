@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from spark_abs.errors import CheckpointNotFound, Refused
 from spark_abs.manifest import Manifest, StageShape
-from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import NO_BATCH, BatchId, StageId
 from spark_abs.plan.frames import Frames
 from spark_abs.protocol.attempt import StartedFunctions

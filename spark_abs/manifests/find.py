@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from spark_abs.advice import way
 from spark_abs.errors import CheckpointNotFound, DamageError, UsageError
 from spark_abs.manifest import Manifest
-from spark_abs.manifests.checkpoints import PATH, SCHEMA, Checkpoints, Summary, read_rows, row_files
+from spark_abs.manifests.manifest_table import PATH, SCHEMA, Checkpoints, Summary, read_rows, row_files
 from spark_abs.model import NO_ATTEMPT, CheckpointId, CheckpointKind, checked_name
 from spark_abs.protocol.control import ControlState
 from spark_abs.store.control import Control

@@ -14,9 +14,8 @@ from spark_abs.advice import way
 from spark_abs.channels.in_flight import problems_in_flight
 from spark_abs.errors import DamageError
 from spark_abs.manifest import Manifest, StoredFile
-from spark_abs.manifests import checkpoints
-from spark_abs.manifests.checkpoints import PATH
 from spark_abs.manifests.find import list_manifests, lookup, readable
+from spark_abs.manifests.manifest_table import PATH
 from spark_abs.model import NO_BATCH, ChannelId, CheckpointId, StageId, Version, checked_relative
 from spark_abs.observe.progress import Progress
 from spark_abs.protocol.attempt import NATIVES
@@ -205,7 +204,7 @@ def verify_root(root: Root, progress: Progress) -> tuple[Finding, ...]:
     found: list[Finding] = []
     checks = {
         CONTROL: verify_table,
-        checkpoints.PATH: lambda root, _: damaged_rows(root),
+        PATH: lambda root, _: damaged_rows(root),
         history.PATH: verify_table,
     }
     for table, check in checks.items():

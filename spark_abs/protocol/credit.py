@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from spark_abs.alignment.cut import Cancelled, Cut, Emission
+from spark_abs.alignment.marker import Cancelled, Cut, Emission
 from spark_abs.model import CheckpointId, Entry, Version
 
 

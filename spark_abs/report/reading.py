@@ -10,8 +10,8 @@ from spark_abs.channels.entries import entry_of
 from spark_abs.channels.follow import LogTail
 from spark_abs.errors import AbsError, CheckpointNotFound, DamageError
 from spark_abs.manifest import Manifest, StageShape
-from spark_abs.manifests.checkpoints import PATH, Checkpoints, RowFile, Summary, read_rows, row_files
 from spark_abs.manifests.find import DamagedRow, list_manifests
+from spark_abs.manifests.manifest_table import PATH, Checkpoints, RowFile, Summary, read_rows, row_files
 from spark_abs.model import (
     NO_BATCH,
     BatchId,

@@ -7,8 +7,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from spark_abs.manifests.checkpoints import Summary
 from spark_abs.manifests.find import DamagedRow
+from spark_abs.manifests.manifest_table import Summary
 from spark_abs.model import NO_ATTEMPT, AttemptId, CheckpointId, RunId, StageId
 from spark_abs.protocol.attempt import Attempt
 from spark_abs.protocol.control import ControlState

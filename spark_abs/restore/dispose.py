@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from spark_abs.errors import Refused
-from spark_abs.manifests.checkpoints import Checkpoints, Summary
 from spark_abs.manifests.find import choose, list_manifests, on_path
+from spark_abs.manifests.manifest_table import Checkpoints, Summary
 from spark_abs.protocol.control import ControlState
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow

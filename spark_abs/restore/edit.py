@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from spark_abs.errors import AbortReason, CommitStateUnknown, DamageError, Refused, RunAlive, UsageError
 from spark_abs.manifest import Manifest, OperatorShape, OperatorState, StageShape, StateFunction
-from spark_abs.manifests.checkpoints import Checkpoints, abort_open
 from spark_abs.manifests.find import check_savepoint_name
+from spark_abs.manifests.manifest_table import Checkpoints, abort_open
 from spark_abs.model import (
     NO_ATTEMPT,
     PROVIDERS,

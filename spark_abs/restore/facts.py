@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pyarrow import fs
 
 from spark_abs.manifest import Manifest, OutputVersion
-from spark_abs.manifests.checkpoints import Summary
+from spark_abs.manifests.manifest_table import Summary
 from spark_abs.model import NO_TABLE, AttemptId, ChannelId, SinkWriter, StageId, Version
 from spark_abs.protocol.control import AttachedSink, ControlState
 from spark_abs.restore.plan import Facts, SinkFacts

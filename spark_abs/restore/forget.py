@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from spark_abs.errors import AttemptNotReady, Refused, UsageError
 from spark_abs.manifest import Manifest
-from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import StageId
 from spark_abs.observe.client import ask_run
 from spark_abs.observe.status import lease_timeout_ms, live_run

@@ -13,7 +13,7 @@ from spark_abs.advice import named
 from spark_abs.codec import from_json
 from spark_abs.errors import DamageError, Refused
 from spark_abs.manifest import Manifest, StageSnapshot
-from spark_abs.manifests.checkpoints import Summary
+from spark_abs.manifests.manifest_table import Summary
 from spark_abs.model import (
     NO_BATCH,
     AttemptId,

@@ -11,7 +11,6 @@ from typing import Concatenate, ParamSpec
 from spark_abs.advice import way
 from spark_abs.errors import DamageError, Refused, StoreFailed
 from spark_abs.manifest import Manifest
-from spark_abs.manifests.checkpoints import PATH, Summary
 from spark_abs.manifests.find import (
     LATEST,
     ManifestListing,
@@ -22,6 +21,7 @@ from spark_abs.manifests.find import (
     newest_first,
     readable,
 )
+from spark_abs.manifests.manifest_table import PATH, Summary
 from spark_abs.model import NO_EPOCH, Branch, CheckpointId
 from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.observe.status import lease_timeout_ms, live_run

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from spark_abs.codec import to_plain
 from spark_abs.errors import CheckpointNotFound
 from spark_abs.manifest import Manifest
-from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import (
     FORMAT,
     AttemptId,

@@ -17,7 +17,7 @@ from pyarrow.fs import FileType
 
 from spark_abs.advice import named
 from spark_abs.errors import DamageError, Refused
-from spark_abs.manifests.checkpoints import Checkpoints, abort_open
+from spark_abs.manifests.manifest_table import Checkpoints, abort_open
 from spark_abs.model import (
     NO_TABLE,
     AttemptId,

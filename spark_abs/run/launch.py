@@ -22,7 +22,7 @@ from spark_abs.compatibility.inspection import Drafted
 from spark_abs.compatibility.restored import functions_before
 from spark_abs.errors import Refused, UsageError
 from spark_abs.manifest import StageShape
-from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import (
     NO_RUN,
     ChannelId,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from spark_abs.catalog.names import quoted
 from spark_abs.errors import DamageError
-from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import LookupVersion, StageId
 from spark_abs.plan.columns import narrowed, widened
 from spark_abs.plan.frames import Frames

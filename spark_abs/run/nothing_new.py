@@ -15,7 +15,7 @@ from deltalake.exceptions import DeltaError
 from spark_abs.channels.follow import follow
 from spark_abs.errors import AbsError
 from spark_abs.manifest import Manifest, OutputVersion, StageShape, StageSnapshot
-from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import NO_BATCH, CheckpointId, StageId, channel_id
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.path import channel_path

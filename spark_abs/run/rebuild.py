@@ -17,7 +17,7 @@ from functools import partial
 
 from spark_abs.errors import AbsError, DamageError, Refused, StageFailed
 from spark_abs.manifest import Manifest, StageSnapshot
-from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import NO_BATCH, BatchId, CheckpointId, StageId
 from spark_abs.plan.graph import JobGraph, StageDecl
 from spark_abs.protocol import control as ledger

@@ -12,7 +12,7 @@ from dataclasses import replace
 from deltalake.exceptions import DeltaError
 
 from spark_abs.errors import AbsError, RunAlive, UsageError
-from spark_abs.manifests.checkpoints import Checkpoints, abort_open
+from spark_abs.manifests.manifest_table import Checkpoints, abort_open
 from spark_abs.model import RunId, StageId
 from spark_abs.plan.specs import JobSpec, query_name
 from spark_abs.protocol import control as ledger

@@ -15,7 +15,7 @@ from spark_abs.compatibility.schema_logs import tracks_schemas
 from spark_abs.errors import DamageError, Refused, UsageError
 from spark_abs.logs import speak
 from spark_abs.manifest import Manifest
-from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import NO_BATCH, LookupVersion, StageId
 from spark_abs.plan.graph import JobGraph
 from spark_abs.plan.specs import JobSpec, Restart

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Sequence
 from typing import assert_never
 
-from spark_abs.alignment.cut import Cancelled, Cut, Free, Nothing, may_take, overtaking
 from spark_abs.alignment.loops import forward
+from spark_abs.alignment.marker import Cancelled, Cut, Free, Nothing, may_take, overtaking
 from spark_abs.channels.entries import entry_of
 from spark_abs.errors import DamageError
 from spark_abs.model import NO_BATCH, NO_EPOCH, Barrier, BatchId, CheckpointId, CheckpointMode, Position

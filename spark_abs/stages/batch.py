@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from spark_abs.alignment.cut import Emission
+from spark_abs.alignment.marker import Emission
 from spark_abs.errors import UsageError
 from spark_abs.model import (
     NO_EPOCH,

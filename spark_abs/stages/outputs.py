@@ -13,7 +13,7 @@ from spark_abs.channels.channel_log import ChannelLog
 from spark_abs.channels.writer import ChannelWriter
 from spark_abs.errors import AbsError, CommitConflict
 from spark_abs.manifest import OutputVersion
-from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import (
     NO_BATCH,
     NO_EPOCH,

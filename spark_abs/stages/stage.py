@@ -12,8 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_abs.alignment.align import Settled, exceeds, waiting
-from spark_abs.alignment.cut import emission
 from spark_abs.alignment.loops import forward
+from spark_abs.alignment.marker import emission
 from spark_abs.errors import AbortReason, StageStopped
 from spark_abs.model import (
     NO_BATCH,

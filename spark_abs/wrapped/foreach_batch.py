@@ -22,7 +22,7 @@ from spark_abs.compatibility.inspection import refuse_wrapped
 from spark_abs.errors import StageStopped, UsageError
 from spark_abs.logs import speak
 from spark_abs.manifest import StageShape, StageSnapshot
-from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import MAIN_OUTPUT, BatchId, StageId, Version, checked_name
 from spark_abs.plan.specs import BatchFunction, JobSpec, Output, SinkSpec, StageSpec
 from spark_abs.protocol import control as ledger

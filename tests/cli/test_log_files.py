@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from spark_abs.manifest import Manifest
-from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import AttemptId, CheckpointId, CheckpointKind, RunId
 from spark_abs.observe.listing import checkpoint_rows
 from spark_abs.protocol import control as ledger

@@ -27,7 +27,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import spark_abs
-from spark_abs.manifests.checkpoints import Checkpoints, Summary
+from spark_abs.manifests.manifest_table import Checkpoints, Summary
 from spark_abs.model import NO_BATCH, Position, StageId, positions_of
 from spark_abs.run.run import Run
 from spark_abs.spark.session import spark_session

@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 
 from spark_abs.errors import DamageError
 from spark_abs.manifest import Manifest
-from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import (
     FENCED,
     NO_BATCH,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spark_abs.manifest import Manifest
-from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.store.root import Root
 from tests.crash.expected import write_file
 from tests.crash.facts import JOB, SINKS, native_of, table

@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
 
-from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.store.root import Root
 from tests.crash.process import DriverProcess
 from tests.crash.sinks_job import KAFKA_SECRET, SOURCE_SECRET

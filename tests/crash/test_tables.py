@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 from deltalake import DeltaTable
 
-from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.store.root import Root
 from tests.crash.process import DriverProcess
 

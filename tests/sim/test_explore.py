@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spark_abs.alignment import align, cut
+from spark_abs.alignment import align, marker
 from spark_abs.model import NO_EPOCH, Barrier, CheckpointMode, Position, StageId
 from spark_abs.protocol.coordinator import Coordinator
 from spark_abs.protocol.credit import Capacity, Load
@@ -149,7 +149,7 @@ def plain(positions: Sequence[Position]) -> tuple[Position, ...]:
 
 def test_a_head_that_waits_for_its_way_back() -> None:
     """It holds the barrier that it waits for: nothing goes on (P17)."""
-    broken = Parts(decide=aligns, emission=lambda a, b, run: cut.emission(plain(a), plain(b), run))
+    broken = Parts(decide=aligns, emission=lambda a, b, run: marker.emission(plain(a), plain(b), run))
     found = violation(System(loop(0), checkpoints=1, parts=broken))
     assert found.wrong.splitlines() == [
         "3: head cannot go on: a.main to 2, barrier 1, head.again to 0",
@@ -163,12 +163,12 @@ def takes_barriers_it_is_beyond(barriers: Iterable[Barrier], positions: Any) -> 
     return next((b for b in barriers if b.mode is CheckpointMode.UNALIGNED), None)
 
 
-def cuts_at_the_first(before: Any, after: Sequence[Position], run: Any) -> cut.Emission:
+def cuts_at_the_first(before: Any, after: Sequence[Position], run: Any) -> marker.Emission:
     """Do not wait for the last input: count a barrier that need not be waited for when the first has it."""
     newest = max((p.epoch for p in after), default=NO_EPOCH)
     if newest > max((p.epoch for p in before), default=NO_EPOCH):
-        return cut.Cut(newest)
-    return cut.emission(before, after, run)
+        return marker.Cut(newest)
+    return marker.emission(before, after, run)
 
 
 def test_a_batch_that_goes_beyond_an_overtaken_barrier_before_it_was_taken() -> None:

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 )
 
 from spark_abs.alignment.align import Limits, Settled, waiting
-from spark_abs.alignment.cut import Cancelled, Cut
+from spark_abs.alignment.marker import Cancelled, Cut
 from spark_abs.errors import AbortReason
 from spark_abs.manifest import StageSnapshot
 from spark_abs.model import BatchId, CheckpointId, CheckpointKind, Entry, StageId

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_abs.alignment import align, cut
+from spark_abs.alignment import align, marker
 from spark_abs.model import NO_EPOCH, AttemptId, BatchId, CheckpointMode, Position, StageId, channel_id
 from spark_abs.protocol.coordinator import Coordinator
 from spark_abs.protocol.credit import Capacity, Load
@@ -111,13 +111,13 @@ def does_not_see_barriers(
 
 
 def without_waiting(
-    inner: Callable[..., cut.Emission], before: Any, after: Sequence[Position], run: Any
-) -> cut.Emission:
+    inner: Callable[..., marker.Emission], before: Any, after: Sequence[Position], run: Any
+) -> marker.Emission:
     """Cut an at-least-once barrier when the first input has it."""
     newest = max((p.epoch for p in after), default=NO_EPOCH)
     counted = any(p.epoch == newest and p.mode is CheckpointMode.AT_LEAST_ONCE for p in after)
     if counted and newest > max((p.epoch for p in before), default=NO_EPOCH):
-        return cut.Cut(newest)
+        return marker.Cut(newest)
     return inner(before, after, run)
 
 
@@ -139,7 +139,7 @@ def test_a_gate_that_does_not_see_barriers_is_caught() -> None:
 
 def test_a_tracker_that_does_not_wait_for_the_last_input_is_caught() -> None:
     """At least once: what is before the barrier on the slower input is missing from the cut."""
-    assert violated(Parts(emission=partial(without_waiting, cut.emission))) == "1"
+    assert violated(Parts(emission=partial(without_waiting, marker.emission))) == "1"
 
 
 def test_a_restore_that_forgets_what_was_in_flight_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spark_abs.alignment import align, cut
+from spark_abs.alignment import align, marker
 from spark_abs.model import (
     NO_EPOCH,
     AttemptId,
@@ -50,7 +50,7 @@ class Alignment:
         self.logs: dict[str, list[Entry]] = {name: [] for name in inputs}
         start = (Position(ChannelId(name), AttemptId(1), Version(0), NO_EPOCH) for name in inputs)
         self.positions: tuple[Position, ...] = tuple(start)
-        self.emitted: list[cut.Emission] = []
+        self.emitted: list[marker.Emission] = []
 
     def write(
         self,
@@ -90,22 +90,22 @@ class Alignment:
             attempt=AttemptId(1),
         )
 
-    def batch(self, limits: align.Limits = ROOMY) -> cut.Emission | None:
+    def batch(self, limits: align.Limits = ROOMY) -> marker.Emission | None:
         """Plan and run one micro-batch; return what its outputs get, None if nothing moved."""
         decisions = [self.decide(number, limits) for number in range(len(self.positions))]
         after = tuple(decision.position for decision in decisions)
         if after == self.positions:
             return None
-        found = cut.emission(self.positions, after, self.run)
+        found = marker.emission(self.positions, after, self.run)
         self.positions = after
         self.emitted.append(found)
         return found
 
-    def drain(self, limits: align.Limits = ROOMY) -> list[cut.Emission]:
+    def drain(self, limits: align.Limits = ROOMY) -> list[marker.Emission]:
         """Run micro-batches until nothing moves; return what they gave, without those that gave nothing."""
         found = []
         while (emission := self.batch(limits)) is not None:
-            if emission != cut.Nothing():
+            if emission != marker.Nothing():
                 found.append(emission)
         return found
 

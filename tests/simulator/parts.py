@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from spark_abs.alignment import align, cut, loops
+from spark_abs.alignment import align, loops, marker
 from spark_abs.model import (
     AttemptId,
     Barrier,
@@ -82,10 +82,10 @@ class Parts:
     """What the simulated job is made of; a test puts a broken part in the place of one."""
 
     decide: Callable[..., align.Decision] = align.decide
-    emission: Callable[..., cut.Emission] = cut.emission
+    emission: Callable[..., marker.Emission] = marker.emission
     captured: Callable[[Native, BatchId], State] = Native.state
     already: Callable[[Table, str, int], bool] = in_log
-    overtaking: Callable[..., Barrier | None] = cut.overtaking
+    overtaking: Callable[..., Barrier | None] = marker.overtaking
     lets_ahead: Callable[[Evaluating, BatchId], bool] = lambda process, batch: process.lets_ahead(batch)
     written: Callable[[Evaluating, BatchId], Entry | None] = lambda process, batch: process.written(batch)
     coordinator: Callable[..., Coordinator] = Coordinator

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spark_abs.alignment import align, cut
+from spark_abs.alignment import align, marker
 from spark_abs.alignment.loops import forward
 from spark_abs.errors import CommitConflict
 from spark_abs.model import (
@@ -256,11 +256,11 @@ class Process:
             return held.barrier, held.cancel
         written = max((t.marker(self.path(t)) for _, t in self.channels), default=CheckpointId(0))
         match self.run.parts.emission(before.positions, planned.positions, self.run.id):
-            case cut.Cut(checkpoint) if checkpoint > written:
+            case marker.Cut(checkpoint) if checkpoint > written:
                 if self.run.dropped(checkpoint):
                     return None, checkpoint
                 return self.run.claimed(checkpoint), None
-            case cut.Cancelled(checkpoint) if checkpoint > written:
+            case marker.Cancelled(checkpoint) if checkpoint > written:
                 return None, checkpoint
         if self.channels and not self._free(planned):
             return None, None
@@ -310,7 +310,7 @@ class Process:
         passed = max((p.epoch for p in forward(planned.positions)), default=NO_EPOCH)
         back = [p for p in planned.positions if p.feedback]
         beyond = [b for b in waiting if b.id > passed or b.mode is CheckpointMode.AT_LEAST_ONCE]
-        return next((b for b in beyond if cut.may_take(b.id, back)), None)
+        return next((b for b in beyond if marker.may_take(b.id, back)), None)
 
     def _left_over(self) -> Barrier | None:
         """Return the barrier that the stage has sent ahead, but whose cut was not handed over."""

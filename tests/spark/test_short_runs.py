@@ -14,7 +14,7 @@ import spark_abs
 from spark_abs import Delta
 from spark_abs.checkpointing import cleaner
 from spark_abs.job import Job
-from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.run import nothing_new
 from spark_abs.store.history import History
 from spark_abs.store.root import Root

@@ -13,7 +13,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import spark_abs
-from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.store.root import Root
 from tests.job_support import Feed
 from tests.wrapped_support import SCHEMA, append_to, begin, command, holds, ids, running, stop, wait

@@ -22,7 +22,7 @@ from deltalake import DeltaTable
 
 from spark_abs.cli.main import main
 from spark_abs.manifest import Manifest
-from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 from tests.crash.expected import Event, Pair, Total, events_of, pairs_of, totals_of, write_file

@@ -15,7 +15,7 @@ from pyarrow import fs
 from spark_abs.channels.trim import trim
 from spark_abs.cli.main import main
 from spark_abs.errors import CommitConflict, UsageError
-from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import ChannelId, CheckpointId, RunId, Version
 from spark_abs.snapshots.materialise import clear_ahead, empty, is_whole, materialise, put
 from spark_abs.snapshots.state_storage import StateStorage

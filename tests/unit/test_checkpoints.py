@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import CheckpointId, RunId
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table

@@ -39,7 +39,7 @@ def test_a_manifest_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         read.append(int(manifest.id))
         return manifest
 
-    monkeypatch.setattr("spark_abs.manifests.checkpoints.from_json", reading)
+    monkeypatch.setattr("spark_abs.manifests.manifest_table.from_json", reading)
     for name in ("one", "two"):
         job.checkpoint(1, name=name)
     cleaner()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_abs.alignment.cut import Cancelled, Cut, Emission, Free, Nothing
+from spark_abs.alignment.marker import Cancelled, Cut, Emission, Free, Nothing
 from spark_abs.model import (
     NO_EPOCH,
     AttemptId,

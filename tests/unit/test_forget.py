@@ -13,7 +13,7 @@ import spark_abs
 from spark_abs.cli.main import main
 from spark_abs.errors import Refused, UsageError
 from spark_abs.manifest import Manifest, OutputVersion, StageSnapshot
-from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import AttemptId, BatchId, CheckpointId, CheckpointKind, RunId, StageId, Version
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol.control import WRAPPED_JOB, remember

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spark_abs.alignment.align import Advance, Blocked, Idle, Limits, Settled, decide, exceeds, waiting
-from spark_abs.alignment.cut import Cancelled, Cut, Free, Nothing, emission
+from spark_abs.alignment.marker import Cancelled, Cut, Free, Nothing, emission
 from spark_abs.model import NO_EPOCH, AttemptId, CheckpointId, RunId, Version
 from tests.simulator.alignment import ROOMY, Alignment
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from spark_abs.alignment.cut import Cancelled, Cut, Free, Nothing
 from spark_abs.alignment.loops import Loop, Member, find_loops, has_ended
+from spark_abs.alignment.marker import Cancelled, Cut, Free, Nothing
 from spark_abs.errors import GraphError
 from spark_abs.model import (
     NO_EPOCH,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from spark_abs.alignment.cut import Cancelled, Cut, Nothing, emission, may_take, overtaking
+from spark_abs.alignment.marker import Cancelled, Cut, Nothing, emission, may_take, overtaking
 from spark_abs.errors import Fenced
 from spark_abs.model import (
     AttemptId,

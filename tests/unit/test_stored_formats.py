@@ -33,7 +33,7 @@ from spark_abs.manifest import (
     StoredFile,
     Timings,
 )
-from spark_abs.manifests.checkpoints import SCHEMA as CHECKPOINTS
+from spark_abs.manifests.manifest_table import SCHEMA as CHECKPOINTS
 from spark_abs.model import (
     AttemptId,
     Barrier,

@@ -21,7 +21,7 @@ from spark_abs.manifest import (
     StateFunction,
     StoredFile,
 )
-from spark_abs.manifests.checkpoints import Checkpoints
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import NO_BATCH, BatchId, CheckpointId, RunId, StageId
 from spark_abs.observe.state_at import StateAt, find_state, same_at
 from spark_abs.protocol import control as ledger

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from spark_abs.errors import AbortReason
-from spark_abs.manifests.checkpoints import Summary
 from spark_abs.manifests.find import DamagedRow
+from spark_abs.manifests.manifest_table import Summary
 from spark_abs.model import (
     NO_ATTEMPT,
     AttemptId,

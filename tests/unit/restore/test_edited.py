@@ -15,8 +15,8 @@ import spark_abs
 from spark_abs.cli.main import main
 from spark_abs.errors import CheckpointNotFound, CommitStateUnknown, DamageError, Fenced, Refused, RunAlive
 from spark_abs.manifest import Manifest, Origin, StageSnapshot
-from spark_abs.manifests.checkpoints import Checkpoints
 from spark_abs.manifests.find import lookup
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import NO_ATTEMPT, CheckpointKind, RunId, StageId
 from spark_abs.observe.listing import checkpoint_rows
 from spark_abs.observe.progress import SILENT

@@ -12,8 +12,8 @@ import pytest
 
 from spark_abs.errors import CheckpointNotFound, DamageError, Refused, RunAlive, UsageError
 from spark_abs.manifest import Manifest, OutputVersion, StageSnapshot
-from spark_abs.manifests.checkpoints import Summary
 from spark_abs.manifests.find import resolve
+from spark_abs.manifests.manifest_table import Summary
 from spark_abs.model import (
     NO_BATCH,
     AttemptId,
