@@ -27,6 +27,7 @@ from bench import (
     slow_consumer,
     starting,
     state_functions,
+    watching,
     whole_job,
     wide,
 )
@@ -43,6 +44,7 @@ def _groups(
 ) -> Mapping[str, Callable[[], Iterator[Figure]]]:
     return {
         "commits": lambda: commits.figures(base, console),
+        "watching": lambda: watching.figures(base, console),
         "deciding": lambda: gate.deciding(base, runs, console),
         "reading": lambda: gate.reading(session(), base, runs, console),
         "disk": lambda: local_disk.figures(session(), base, runs, console),

@@ -11,10 +11,11 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.figures import Figure, figure
-from spark_abs.checkpointing import cleaner
+from spark_abs.checkpointing.cleaner import TRIM_EVERY
 from spark_abs.manifest import Location, Manifest, StageSnapshot, StoredFile
 from spark_abs.manifests.manifest_table import PATH, Checkpoints
 from spark_abs.model import AttemptId, BatchId, CheckpointId, CheckpointKind, RunId, StageId
+from spark_abs.snapshots.tidy import KEPT_COMMITS
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
 
@@ -53,8 +54,8 @@ def figures(base: Path, console: Console, epochs: int = EPOCHS) -> Iterator[Figu
         samples.append((time.perf_counter() - began) * 1000)
         if number > _RETAINED:
             Checkpoints.open(root, _JOB).retire([CheckpointId(number - _RETAINED)], _RUN)
-        if number % cleaner.TRIM_EVERY == 0:
-            Table.open(root.place(PATH)).trim_log(cleaner.KEPT_COMMITS)
+        if number % TRIM_EVERY == 0:
+            Table.open(root.place(PATH)).trim_log(KEPT_COMMITS)
         if number % 1000 == 0:
             console.print(f"epoch {number}: {statistics.median(samples[-_SAMPLES:]):.1f} ms")
     shutil.rmtree(root.uri)

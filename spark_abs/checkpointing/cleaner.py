@@ -8,27 +8,19 @@ from itertools import count
 
 from spark_abs.channels.trim import trim
 from spark_abs.manifest import Manifest
-from spark_abs.manifests import manifest_table as manifests
 from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import ChannelId, CheckpointId, StageId
 from spark_abs.run_context import RunContext
 from spark_abs.sinks.sending.senders import Senders
-from spark_abs.snapshots import packs
-from spark_abs.snapshots.retention import channel_floors, retired
+from spark_abs.snapshots.retention import channel_floors
 from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.snapshots.sweep import sweep
+from spark_abs.snapshots.tidy import retire, trim_tables
 from spark_abs.stages.consumers import Consumers
-from spark_abs.store import control, history
-from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
-from spark_abs.store.history import History, HistoryEvent, HistoryRow
-from spark_abs.store.table import Table
 
-TRIM_EVERY, KEPT_COMMITS = 50, 200
-"""How many calls lie between two looks at the tables, and how far behind a reader of a log may be."""
-KEPT_HOURS, MOST_DEAD, KEPT_VERSIONS = 1, 20, 10
-"""How long a data file that left a table stays for those who still read an older version; unless there are
-more of them than so many: then those of so many versions stay."""
+TRIM_EVERY = 50
+"""How many calls lie between two looks at the tables."""
 
 
 class CheckpointCleaner:
@@ -62,15 +54,7 @@ class CheckpointCleaner:
         ctx = self._ctx
         checkpoints = Checkpoints.open(ctx.root, ctx.job)
         state = Control.open(ctx.root).state
-        gone = retired(
-            checkpoints.summaries(),
-            ctx.settings.keep,
-            now_ms(),
-            on_path=lambda s: state.on_path(s.attempt, s.id),
-        )
-        if gone and checkpoints.retire(gone, ctx.run):
-            rows = [HistoryRow(now_ms(), HistoryEvent.RETIRED, ctx.attempt, ctx.run, i) for i in gone]
-            History(ctx.root).append(rows)
+        retire(ctx.root, checkpoints, state, run=ctx.run, keep=ctx.settings.keep)
         ctx.failpoint("tidy.retire.after")
         sweep(self._kept, partial(self._retained, checkpoints))
         ctx.failpoint("tidy.sweep.after")
@@ -83,15 +67,7 @@ class CheckpointCleaner:
             trim(ctx.root, channel, floor)
             ctx.failpoint(f"tidy.{channel}.trim.after")
         if next(self._calls) % TRIM_EVERY == 0:
-            self._trim_tables()
-
-    def _trim_tables(self) -> None:
-        place = self._ctx.root.place
-        History(self._ctx.root).compact()
-        for path in (control.PATH, manifests.PATH, history.PATH):
-            Table.open(place(path)).sweep(KEPT_HOURS, MOST_DEAD, KEPT_VERSIONS)
-        for path in (control.PATH, manifests.PATH, history.PATH, packs.PATH):
-            Table.open(place(path)).trim_log(KEPT_COMMITS)
+            trim_tables(ctx.root)
 
     def _retained(self, checkpoints: Checkpoints) -> tuple[Manifest, ...]:
         """Return every manifest, by id. Known manifests are not read again: they never change."""

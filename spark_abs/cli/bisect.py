@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from spark_abs.cli.lists import Lists
 from spark_abs.cli.output import Output, moment
-from spark_abs.cli.rewind import Lists
 from spark_abs.cli.root_command import Context, output_option, storage_errors
 from spark_abs.errors import UsageError
 from spark_abs.store.root import Root

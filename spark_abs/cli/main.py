@@ -22,6 +22,7 @@ from spark_abs.cli.rewind import rewind
 from spark_abs.cli.root_command import Context, output_option, storage_errors
 from spark_abs.cli.running import savepoint, set_settings, stop
 from spark_abs.cli.state import state
+from spark_abs.cli.watch import watch
 from spark_abs.errors import AbsError, UsageError, get_spark, lacks_spark
 
 
@@ -104,6 +105,7 @@ for command in (
     restore,
     rewind,
     bisect,
+    watch,
     verify,
     check,
     doctor,

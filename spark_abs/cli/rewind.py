@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from spark_abs.cli.lists import Lists
 from spark_abs.cli.output import Output, duration, moment
 from spark_abs.cli.restore import agreed, confirmed
 from spark_abs.cli.root_command import Context, output_option, to_moment
@@ -16,31 +17,13 @@ from spark_abs.errors import UsageError
 from spark_abs.quantities import duration_ms
 from spark_abs.rewind.plan import RewindPlan
 from spark_abs.store.failpoint import no_failpoint
+from spark_abs.store.root import Root
 from spark_abs.store.storage import Place, Storage
 
+_MOST = 1000
+"""How many moments are listed."""
 Given = tuple[tuple[Place, ...], tuple[Place, ...]]
 """Checkpoint directories, and tables."""
-_LISTS = ("--checkpoints", "--tables")
-
-
-class Lists(click.Command):
-    """A command whose options take all values up to the next option: a shell expands `*` into several."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Give each value its option."""
-        given: list[str] = []
-        option, first = "", False
-        for arg in args:
-            if arg in _LISTS:
-                option, first = arg, True
-                continue
-            if arg.startswith("-"):
-                option = ""
-            given += [option, arg] if option else [arg]
-            first = False
-        if first:
-            given.append(option)
-        return super().parse_args(ctx, given)
 
 
 @click.command(cls=Lists)
@@ -66,6 +49,11 @@ class Lists(click.Command):
 )
 @click.option(
     "--at", metavar="QUERY=BATCH", multiple=True, help="The newest batch of one query. May be repeated."
+)
+@click.option(
+    "--root",
+    metavar="ROOT",
+    help="Where `spark-abs watch` has kept cuts: go back to one of these if Spark has none so far back.",
 )
 @click.option("--list", "only_list", is_flag=True, help="List the moments to which one can go back.")
 @click.option(
@@ -96,6 +84,7 @@ def rewind(
     tables: tuple[str, ...],
     before: datetime | None,
     at: tuple[str, ...],
+    root: str | None,
     only_list: bool,
     take_back: bool,
     dry_run: bool,
@@ -107,7 +96,8 @@ def rewind(
 
     Stop the queries first; start them again afterwards, unchanged. Each goes back to the end of one of its
     batches, such that every query has read exactly what the tables hold. Spark keeps the last 100 batches of
-    a query. Files that are changed or taken away are kept in _rewind/ of each checkpoint directory.
+    a query, `spark-abs watch` older ones. Files that are changed or taken away are kept in _rewind/ of each
+    checkpoint directory.
 
     A rewind that was interrupted is finished, or withdrawn if nothing had been changed, by the next call
     with the same directories and tables.
@@ -116,12 +106,13 @@ def rewind(
     from spark_abs.rewind.prepare import found_directories
 
     out, storage = ctx.out, Storage.given()
+    kept = None if root is None else Root(root, storage)
     queries = found_directories(checkpoints, storage, "metadata", "checkpoint directory")
     written = found_directories(tables, storage, "_delta_log/", "Delta table")
     if not dry_run and not only_list and _unfinished(out, (queries, written), yes, "rows" in force):
         return
     if only_list:
-        _list(out, queries, written)
+        _list(out, (queries, written), kept)
         return
     if take_back:
         _undo(ctx, (queries, written), dry_run=dry_run, yes=yes, wait_ms=_duration_ms(wait))
@@ -138,6 +129,7 @@ def rewind(
         at=dict(map(_batch, at)),
         undo_others="rows" in force,
         others_stay="tables" in force,
+        kept=kept,
     )
     plan = prepared.plan
     if not out.json:
@@ -196,19 +188,22 @@ def _unfinished(out: Output, given: Given, yes: bool, undo_others: bool) -> bool
     return True
 
 
-def _list(out: Output, queries: tuple[Place, ...], tables: tuple[Place, ...]) -> None:
-    from spark_abs.rewind.prepare import listed
+def _list(out: Output, given: Given, kept: Root | None) -> None:
+    from spark_abs.rewind.prepare import kept_moments, listed
 
-    found = list(islice(listed(queries, tables), 1000))
-    names = sorted(found[0][1]) if found else []
-    plain = [{"at_ms": at, "batches": batches} for at, batches in found]
-    columns = (("time (UTC)", False), *((name, True) for name in names))
-    out.result(
-        plain,
-        lambda out: out.table(
-            columns, [(moment(at), *(str(batches[n]) for n in names)) for at, batches in found]
-        ),
-    )
+    rows = [(at, batches, False) for at, batches in islice(listed(*given), _MOST)]
+    known = [batches for _, batches, _ in rows]
+    older = () if kept is None else islice(kept_moments(kept, given[0]), _MOST)
+    rows += [(at, batches, True) for at, batches in older if batches not in known]
+    rows.sort(key=lambda row: row[0], reverse=True)
+    names = sorted(rows[0][1]) if rows else []
+    plain = [{"at_ms": at, "batches": batches, "kept": is_kept} for at, batches, is_kept in rows]
+    columns = (("time (UTC)", False), *((name, True) for name in names), ("", False))
+    cells = [
+        (moment(at), *(str(batches[name]) for name in names), "kept" if is_kept else "")
+        for at, batches, is_kept in rows
+    ]
+    out.result(plain, lambda out: out.table(columns, cells))
 
 
 def _show(out: Output, plan: RewindPlan, now_ms: int) -> None:
@@ -218,6 +213,8 @@ def _show(out: Output, plan: RewindPlan, now_ms: int) -> None:
         out.line(f"Note: {note}")
     for number, step in enumerate(plan.steps, 1):
         out.line(f"{number:3}. {step}")
+    if plan.kept is not None:
+        out.line(f"The files come from cut {plan.kept.checkpoint}, kept at {plan.kept.root.uri}.")
     if plan.changes:
         out.line("Readers of these tables that were not given see the way back as a change of rows.")
 
@@ -230,6 +227,7 @@ def _plain(plan: RewindPlan) -> Mapping[str, Any]:
         "tables": [{"table": t.uri, "from": t.before, "to": t.version} for t in plan.journal.tables],
         "steps": plan.steps,
         "notes": plan.notes,
+        "kept": None if plan.kept is None else int(plan.kept.checkpoint),
     }
 
 

@@ -12,7 +12,7 @@ from spark_abs.advice import way
 from spark_abs.errors import CheckpointPending, Refused, UsageError
 from spark_abs.manifests.find import check_savepoint_name
 from spark_abs.observe.status import lease_timeout_ms, live_run
-from spark_abs.protocol.control import Command, CommandKind, ControlState, ask
+from spark_abs.protocol.control import WATCHED_JOB, Command, CommandKind, ControlState, ask
 from spark_abs.settings import Settings
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
@@ -56,6 +56,10 @@ def ask_run(
         CheckpointPending: the run has not answered in time.
     """
     control = Control.open(root)
+    if control.state.job == WATCHED_JOB:
+        raise Refused(
+            f"{root.uri} is the root of a watcher, which takes no commands: end its process to stop it"
+        )
     began_ms = now_ms()
     run = _require_alive(root, control.state, began_ms, command.kind)
     control.update(lambda state: ask(state, command))

@@ -19,7 +19,7 @@ from spark_abs.manifests.manifest_table import PATH
 from spark_abs.model import NO_BATCH, ChannelId, CheckpointId, StageId, Version, checked_relative
 from spark_abs.observe.progress import Progress
 from spark_abs.protocol.attempt import NATIVES
-from spark_abs.protocol.control import ControlState
+from spark_abs.protocol.control import WATCHED_JOB, ControlState
 from spark_abs.protocol.path import channel_path
 from spark_abs.snapshots.state_storage import active_packs
 from spark_abs.snapshots.verify import (
@@ -240,7 +240,7 @@ def _natives(
     root: Root, state: ControlState, manifests: Iterable[Manifest], progress: Progress
 ) -> Iterable[Finding]:
     attempt = state.attempt
-    if not attempt.ready:
+    if not attempt.ready or state.job == WATCHED_JOB:  # Spark's checkpoints of watched queries are not ours
         return
     if attempt.natives != NATIVES and not root.anywhere(attempt.natives).exists():
         progress.say(

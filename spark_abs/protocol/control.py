@@ -33,6 +33,9 @@ from spark_abs.protocol.outside import Mark
 WRAPPED_JOB = "queries"
 """The job name of a root that wrapped queries share."""
 
+WATCHED_JOB = "watched-queries"
+"""The job name of a root at which `spark-abs watch` keeps cuts of queries that are not ours."""
+
 KEPT = 100
 """The number of settled aborts and of answered commands that stay in `control/`.
 

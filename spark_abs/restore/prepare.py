@@ -28,7 +28,7 @@ from spark_abs.observe.status import lease_timeout_ms, live_run
 from spark_abs.observe.verification import damaged_rows, require_intact, require_restorable
 from spark_abs.protocol.attempt import NATIVES
 from spark_abs.protocol.attempt_changes import attempt_for
-from spark_abs.protocol.control import ControlState
+from spark_abs.protocol.control import WATCHED_JOB, ControlState
 from spark_abs.restore.facts import gather
 from spark_abs.restore.inputs import inputs_since
 from spark_abs.restore.outside import NO_SINKS, Own, outside_facts
@@ -124,6 +124,11 @@ def prepare(
     """
     control = Control.open(root)
     state = control.state
+    if state.job == WATCHED_JOB:
+        raise Refused(
+            f"{root.uri} has kept cuts of queries that are not ours: `spark-abs rewind --root {root.uri}` "
+            "goes back to one of them"
+        )
     natives = state.attempt.natives
     if native_root is not None:
         natives = control.natives_at(native_root)

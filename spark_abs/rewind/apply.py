@@ -28,6 +28,7 @@ from spark_abs.rewind.journal import (
     TableGoal,
     mark_of,
 )
+from spark_abs.rewind.kept import KEPT, KeptCut, bring, brought, forget_brought, require_whole
 from spark_abs.rewind.plan import RewindPlan
 from spark_abs.rewind.query import fence_of, jumped, resumed
 from spark_abs.sinks.delta.changes import commits_since
@@ -64,6 +65,9 @@ def check_plan(plan: RewindPlan, storage: Storage) -> None:
     for query in plan.journal.queries:
         place = storage.place(query.uri)
         try:
+            if plan.kept is not None:
+                require_whole(plan.kept, query.uri)
+                continue
             capture(place.fs, place.path, BatchId(query.batch), source_logs=False)
             _source_logs(query, Files(place, plan.journal.rewind))
         except (CaptureIncomplete, DamageError) as error:
@@ -106,12 +110,22 @@ def apply(plan: RewindPlan, storage: Storage, *, require_still: Callable[[], Non
         for goal in journal.tables:
             _restore(storage.place(goal.uri), goal, journal)
         return
-    begin(journal, storage, require_still=require_still, at=at)
+    begin(journal, storage, require_still=require_still, at=at, kept=plan.kept)
     carry_out(journal, storage, at)
 
 
-def begin(journal: Journal, storage: Storage, *, require_still: Callable[[], None], at: Failpoint) -> None:
-    """Fence the queries of a journal and write it. Arguments and errors as for `apply`."""
+def begin(
+    journal: Journal,
+    storage: Storage,
+    *,
+    require_still: Callable[[], None],
+    at: Failpoint,
+    kept: KeptCut | None = None,
+) -> None:
+    """Fence the queries of a journal, copy the files of a kept cut beside theirs, and write the journal.
+
+    Arguments and errors as for `apply`.
+    """
     places = [storage.place(query.uri) for query in journal.queries]
     uris = tuple(place.uri for place in places)
     for place, query in zip(places, journal.queries, strict=True):
@@ -128,6 +142,10 @@ def begin(journal: Journal, storage: Storage, *, require_still: Callable[[], Non
             if (fence := fence_of(place)) is None or fence.rewind != journal.rewind:
                 raise Refused(f"another rewind of {place} has begun meanwhile")
         require_still()
+        if kept is not None:
+            for place in places:
+                bring(kept, place, f"{DIRECTORY}/{_checked(journal.rewind)}")
+                at("copied")
     except BaseException:
         _withdraw(places, journal.rewind)
         raise
@@ -191,6 +209,7 @@ def _lift_fence(place: Place, rewind: str) -> None:
 
 def _withdraw(places: Sequence[Place], rewind: str) -> None:
     for place in places:
+        forget_brought(place, f"{DIRECTORY}/{_checked(rewind)}")
         _lift_fence(place, rewind)
 
 
@@ -255,7 +274,8 @@ class Files:
 
     def __init__(self, place: Place, rewind: str) -> None:
         self.place = place
-        self._kept = f"{DIRECTORY}/{_checked(rewind)}/files"
+        self._top = f"{DIRECTORY}/{_checked(rewind)}"
+        self._kept = f"{self._top}/files"
 
     def listed(self) -> list[str]:
         """Return the paths of all files but ours, relative to the directory."""
@@ -277,9 +297,27 @@ class Files:
                 path = checked_relative(info.path.removeprefix(f"{top}/"))
                 self.place.move(f"{self._kept}/{path}", path)
 
+    def put_in(self, at: Failpoint) -> None:
+        """Move the files of a kept cut to their places, what is there to the copies."""
+        come = brought(self.place, self._top)
+        for path in come.files:
+            if self.place.below(f"{self._top}/{KEPT}/{path}").exists():
+                at("kept")
+                directory, _, name = path.rpartition("/")
+                for old in (path, f"{directory}/.{name}.crc") if path not in come.new else ():
+                    copied = self.place.below(f"{self._kept}/{old}").exists()
+                    if self.place.below(old).exists() and not copied:
+                        self.take_away(old)
+                self.place.move(f"{self._top}/{KEPT}/{path}", path)
+
+    def take_out(self) -> None:
+        """Delete the files of a kept cut of which there were none; called when the copies are back."""
+        for path in brought(self.place, self._top).new:
+            _remove(self.place, checked_relative(path))
+
     def forget_record(self) -> None:
         """Take away the record of the rewind: the directory is as it was before."""
-        _remove(self.place, f"{self._kept.removesuffix('/files')}/rewound.json")
+        _remove(self.place, f"{self._top}/rewound.json")
 
     def take_away(self, path: str) -> None:
         """Move a file to the copies."""
@@ -347,6 +385,7 @@ def _rewind_files(
     if place.read(record) is not None:
         return
     files, offsets = Files(place, journal.rewind), parse_offsets(query.offsets[str(query.batch)])
+    files.put_in(at)
     for path, text in _source_logs(query, files).items():
         files.rewrite(path, text)
     unread = tuple(f"{top}/" for top in _unread(offsets, files))

@@ -2,6 +2,7 @@
 
 `_rewind/<id>/journal.json`, in the first directory only, is the plan: a rewind with a journal has begun.
 `_rewind/<id>/files/` has each file that was changed or taken away, as it was.
+`_rewind/<id>/brought.json` names files of a kept cut that come back; `_rewind/<id>/kept/` has them first.
 `_rewind/<id>/rewound.json` says of one directory that its files are as the rewind wants them.
 `metadata`, the file with the query's id, holds a `Fence` while a rewind works: Spark cannot start the query.
 """
@@ -102,6 +103,17 @@ class Journal:
     """The id of the rewind that this one takes back."""
     planned: bool = True
     """Whether the goals are there: an undo makes them after the files are back."""
+    v: int = FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """The files of a kept cut that a rewind brings back to one checkpoint directory."""
+
+    files: tuple[str, ...]
+    """All of them, relative to the directory; until they are moved they wait in `_rewind/<id>/kept/`."""
+    new: tuple[str, ...]
+    """Those of which the directory had none of the name: an undo deletes them."""
     v: int = FORMAT
 
 

@@ -10,6 +10,7 @@ from spark_abs.advice import way
 from spark_abs.cuts.cut import NEVER, Batch
 from spark_abs.errors import Refused
 from spark_abs.rewind.journal import Journal, QueryGoal, TableGoal
+from spark_abs.rewind.kept import KeptCut
 from spark_abs.rewind.query import QueryFacts
 from spark_abs.rewind.survey import Survey
 from spark_abs.rewind.table import TableFacts
@@ -27,6 +28,8 @@ class RewindPlan:
     """When the last batch of the cut was committed."""
     steps: tuple[str, ...]
     notes: tuple[str, ...]
+    kept: KeptCut | None = None
+    """The cut whose files come back; None: Spark still has them."""
 
     @property
     def changes(self) -> bool:
@@ -112,17 +115,30 @@ def _table_goal(
     found: Survey, table: TableFacts, cut: Mapping[str, int], chosen: Mapping[str, Batch]
 ) -> TableGoal | None:
     """Return what becomes of a table, None if it stays as it is."""
-    written = [w for w in found.pipeline.written if w.table == table.uri]
     transactions = {app: chosen[query].number for app, query in table.writers.items()}
-    following = min((w.next[cut[w.query]] for w in written), default=NEVER)
-    if following == NEVER:
+    back = _undone_before(found, table, cut)
+    if back is None:
         ahead = any(table.newest(app) > batch for app, batch in transactions.items())
         return TableGoal(table.uri, table.version, table.version, transactions, False) if ahead else None
+    return TableGoal(table.uri, back, table.version, transactions, True)
+
+
+def version_at(found: Survey, table: TableFacts, cut: Mapping[str, int]) -> int:
+    """Return the version whose rows a table has at an aligned cut; -1: it has none."""
+    back = _undone_before(found, table, cut)
+    return table.version if back is None else back
+
+
+def _undone_before(found: Survey, table: TableFacts, cut: Mapping[str, int]) -> int | None:
+    """Return the version to which a table goes back; None if no batch has written it since."""
+    written = [w for w in found.pipeline.written if w.table == table.uri]
+    following = min((w.next[cut[w.query]] for w in written), default=NEVER)
+    if following == NEVER:
+        return None
     until = [
         at for r in found.pipeline.read if r.table == table.uri and (at := r.until[cut[r.query]]) is not None
     ]
-    back = table.before(min(until, default=following))
-    return TableGoal(table.uri, back, table.version, transactions, True)
+    return table.before(min(until, default=following))
 
 
 def _leaving(

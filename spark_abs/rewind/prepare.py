@@ -5,17 +5,19 @@ from __future__ import annotations
 import fnmatch
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from pyarrow import fs
 
-from spark_abs.cuts.cut import cuts, newest_cut
+from spark_abs.cuts.cut import NoAlignedCut, Pipeline, cuts, newest_cut
 from spark_abs.errors import Refused, UsageError
 from spark_abs.rewind.apply import check_plan
+from spark_abs.rewind.kept import KeptCut, kept_cuts
 from spark_abs.rewind.plan import RewindPlan, plan_rewind
-from spark_abs.rewind.query import is_still, newest_planned
+from spark_abs.rewind.query import is_still, newest_planned, read_queries
 from spark_abs.rewind.survey import Survey, survey
+from spark_abs.store.root import Root
 from spark_abs.store.storage import Place, Storage
 from spark_abs.store.table import Table
 
@@ -125,6 +127,7 @@ def prepare(
     at: Mapping[str, int] | None = None,
     undo_others: bool = False,
     others_stay: bool = False,
+    kept: Root | None = None,
 ) -> Prepared:
     """Plan a rewind to the newest aligned cut, and check that all it needs is there.
 
@@ -137,6 +140,7 @@ def prepare(
         at: query to the batch that it may not be beyond.
         undo_others: whether rows that others have written since may go.
         others_stay: whether commits that name no batch are those of others, in tables that stay as they are.
+        kept: where `watch` has kept cuts: the newest of these is taken if Spark has no cut so far back.
 
     Raises:
         UsageError: a query of `at` is not among them.
@@ -144,14 +148,18 @@ def prepare(
         Refused: the plan cannot be carried out; says why.
     """
     found = survey(checkpoints, tables)
-    bound = found.pipeline.newest() if before_ms is None else found.pipeline.before(before_ms)
     for name, batch in (at or {}).items():
-        if name not in bound:
-            raise UsageError(f"--at {name}={batch}: the queries are {', '.join(bound)}")
-        batches = found.pipeline.batches[name]
-        place = max((at for at, b in enumerate(batches) if b.number <= batch), default=-1)
-        bound[name] = min(bound[name], place)
-    cut = newest_cut(found.pipeline, bound)
+        if name not in found.pipeline.batches:
+            raise UsageError(f"--at {name}={batch}: the queries are {', '.join(found.pipeline.batches)}")
+    taken: KeptCut | None = None
+    try:
+        cut = newest_cut(found.pipeline, _bound(found.pipeline, before_ms, at or {}))
+    except NoAlignedCut as none:
+        if kept is None:
+            raise
+        found, cut, taken = _kept(
+            found, kept, checkpoints, tables, before_ms=before_ms, at=at or {}, why=none
+        )
     plan = plan_rewind(
         found,
         cut,
@@ -160,8 +168,63 @@ def prepare(
         undo_others=undo_others,
         others_stay=others_stay,
     )
+    plan = replace(plan, kept=taken)
     check_plan(plan, storage)
     return Prepared(plan, found)
+
+
+def _bound(pipeline: Pipeline, before_ms: int | None, at: Mapping[str, int]) -> dict[str, int]:
+    """Return the place of the newest batch of each query that may be in the cut, -1 if none."""
+    bound = pipeline.newest() if before_ms is None else pipeline.before(before_ms)
+    for name, batch in at.items():
+        places = (place for place, b in enumerate(pipeline.batches[name]) if b.number <= batch)
+        bound[name] = min(bound[name], max(places, default=-1))
+    return bound
+
+
+def _kept(
+    found: Survey,
+    root: Root,
+    checkpoints: Sequence[Place],
+    tables: Sequence[Place],
+    *,
+    before_ms: int | None,
+    at: Mapping[str, int],
+    why: NoAlignedCut,
+) -> tuple[Survey, dict[str, int], KeptCut]:
+    """Return the newest kept cut within the bounds, and what storage shows as far back as that.
+
+    The logs of the tables must still agree with it: a cut is only taken if it is aligned by them.
+
+    Raises:
+        NoAlignedCut: there is none.
+    """
+    tried = 0
+    for cut in kept_cuts(root, found.queries):
+        batches = cut.batches(found.queries)
+        if before_ms is not None and cut.moment_ms > before_ms:
+            continue
+        if any(batches[name] > batch for name, batch in at.items()):
+            continue
+        tried += 1
+        deeper = survey(checkpoints, tables, kept=cut.read())
+        bound = {
+            name: next((place for place, b in enumerate(known) if b.number == batches[name]), -1)
+            for name, known in deeper.pipeline.batches.items()
+        }
+        try:
+            if newest_cut(deeper.pipeline, bound) == bound and cut.is_of(deeper.tables):
+                return deeper, bound, cut
+        except NoAlignedCut as error:
+            why = error
+    said = f"{tried} cuts from before the moment, but the logs of the tables fit none of them"
+    raise NoAlignedCut(f"{why}; {root.uri} keeps {said if tried else 'no cut of these queries so far back'}")
+
+
+def kept_moments(root: Root, checkpoints: Sequence[Place]) -> Iterator[tuple[int, dict[str, int]]]:
+    """Iterate the moments of the cuts that a root keeps of these queries, newest first, as `listed`."""
+    queries = read_queries(checkpoints)
+    return ((cut.moment_ms, cut.batches(queries)) for cut in kept_cuts(root, queries))
 
 
 def listed(checkpoints: Sequence[Place], tables: Sequence[Place]) -> Iterator[tuple[int, dict[str, int]]]:

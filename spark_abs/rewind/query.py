@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from pyarrow import fs
@@ -72,6 +72,35 @@ class QueryFacts:
             commits = {None if at.initial or at.index >= 0 else at.version for at in found}
             until.append((commits.pop() if len(commits) == 1 else None) if found else 0)
         return Read(self.name, uri, tuple(until)) if reads else None
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBatch:
+    """A committed batch whose files are kept elsewhere: Spark may have deleted its own."""
+
+    number: int
+    ended_ms: int
+    """No earlier than it was committed."""
+    text: str
+    """Its offsets."""
+    before: str | None
+    """The offsets of the batch before; None for the first."""
+
+
+def with_kept(query: QueryFacts, kept: KeptBatch) -> QueryFacts:
+    """Return a query that can also go back to a batch that is kept; Spark's own files win."""
+    if any(batch.number == kept.number for batch in query.batches):
+        return query
+    texts = {kept.number: kept.text, **({kept.number - 1: kept.before} if kept.before is not None else {})}
+    offsets = {number: parse_offsets(text) for number, text in texts.items()}
+    began = offsets[kept.number].timestamp_ms or kept.ended_ms
+    return replace(
+        query,
+        batches=tuple(sorted((*query.batches, Batch(kept.number, kept.ended_ms)), key=lambda b: b.number)),
+        offsets={**offsets, **query.offsets},
+        texts={**texts, **query.texts},
+        times={**query.times, kept.number: Attempted(began, kept.ended_ms)},
+    )
 
 
 def read_queries(places: Sequence[Place], fenced_by: str = "") -> tuple[QueryFacts, ...]:

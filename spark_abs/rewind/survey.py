@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from spark_abs.cuts.cut import Batch, Pipeline
 from spark_abs.errors import Refused, UsageError
-from spark_abs.rewind.query import QueryFacts, read_queries
+from spark_abs.rewind.query import KeptBatch, QueryFacts, read_queries, with_kept
 from spark_abs.rewind.table import TableFacts, attributed, read_table
 from spark_abs.store.storage import Place
 
@@ -28,6 +29,7 @@ def survey(
     tables: Sequence[Place],
     until: Mapping[str, int] | None = None,
     fenced_by: str = "",
+    kept: Mapping[str, KeptBatch] = MappingProxyType({}),
 ) -> Survey:
     """Read checkpoint directories and tables.
 
@@ -36,13 +38,17 @@ def survey(
         tables: those that the queries write.
         until: table to the newest version that counts; others as they are.
         fenced_by: the id of the rewind whose fences are no obstacle.
+        kept: checkpoint directory to a batch whose files are kept elsewhere.
 
     Raises:
         UsageError: one is not what it should be, or is given twice.
         Refused: a rewind is unfinished, or a table between two queries was not given.
         DamageError: a file is not as Spark or Delta writes it.
     """
-    queries = read_queries(checkpoints, fenced_by)
+    queries = tuple(
+        query if (batch := kept.get(query.place.uri)) is None else with_kept(query, batch)
+        for query in read_queries(checkpoints, fenced_by)
+    )
     at = until or {}
     found = tuple(read_table(place, queries, at.get(place.uri)) for place in tables)
     functions = [query for query in queries if not _outputs(query, found)]

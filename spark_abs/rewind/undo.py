@@ -178,6 +178,7 @@ def _second_half(
     for query in journal.queries:
         place = storage.place(query.uri)
         Files(place, undone).put_back(at)
+        Files(place, undone).take_out()
         Files(place, undone).forget_record()
     at("put back")
     restored = [goal for goal in before.tables if goal.restored]

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -17,6 +18,8 @@ from spark_abs.errors import Refused
 from spark_abs.rewind.prepare import listed
 from spark_abs.store.storage import Place
 from tests.plain_queries import SHAPES, World, text_of
+
+W = TypeVar("W", bound=World)
 
 
 class Killed(BaseException):
@@ -47,10 +50,10 @@ def test_every_row_is_there_once_after_rewinds_to_any_batch(tmp_path: Path, shap
     world.is_whole(seed)
 
 
-def copy_of(first: World, base: Path, seed: int) -> World:
+def copy_of(first: W, base: Path, seed: int) -> W:
     """Return a world with copies of the files of another."""
     shutil.copytree(first.base, base)
-    world = World.__new__(World)
+    world = type(first).__new__(type(first))
     world.__dict__ |= {**first.__dict__, "top": Place(str(base)), "chance": random.Random(seed)}
     return world
 

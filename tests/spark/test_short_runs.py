@@ -12,10 +12,10 @@ from pyspark.sql import functions as F
 
 import spark_abs
 from spark_abs import Delta
-from spark_abs.checkpointing import cleaner
 from spark_abs.job import Job
 from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.run import nothing_new
+from spark_abs.snapshots import tidy
 from spark_abs.store.history import History
 from spark_abs.store.root import Root
 from tests.job_support import Feed
@@ -79,9 +79,9 @@ def test_starts_without_news_change_nothing_and_leave_as_much_as_those_before(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is kept for slow readers is little here, so that few starts show what many would."""
-    monkeypatch.setattr(cleaner, "KEPT_COMMITS", 4)
-    monkeypatch.setattr(cleaner, "MOST_DEAD", 4)
-    monkeypatch.setattr(cleaner, "KEPT_VERSIONS", 2)
+    monkeypatch.setattr(tidy, "KEPT_COMMITS", 4)
+    monkeypatch.setattr(tidy, "MOST_DEAD", 4)
+    monkeypatch.setattr(tidy, "KEPT_VERSIONS", 2)
     monkeypatch.setattr(History, "MOST_FILES", 5)
     monkeypatch.setattr(nothing_new, "MOST_ENTRIES", 3)
     job = Scheduled(spark, tmp_path)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
-from bench import commits, gate
+from bench import commits, gate, watching
 from bench.figures import figure, ratios, save
 from bench.traffic import write_events
 from rich.console import Console
@@ -34,6 +34,14 @@ def test_commits_are_timed_at_both_ends_of_a_history(tmp_path: Path) -> None:
     start, end = commits.figures(tmp_path, Console(quiet=True), epochs=20)
     assert (start.bench, end.bench) == ("commit_ms_start", "commit_ms_after_10k_epochs")
     assert start.runs == end.runs == 100
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_kept_cut_is_measured(tmp_path: Path) -> None:
+    cpu, new, ratio = watching.figures(tmp_path, Console(quiet=True), cuts=2, warm_up=1)
+    assert (cpu.bench, cpu.unit, cpu.runs) == ("watch_cpu_seconds_per_cut", "s", 2)
+    assert new.value > 3 * 4 * 10 * 16  # three queries, four partitions, ten changes of 16 kB
+    assert 0 < ratio.value < 0.2
     assert list(tmp_path.iterdir()) == []
 
 

@@ -39,7 +39,7 @@ LAYERS = (
     {"spark", "catalog", "channels", "state", "snapshots", "sinks"},
     {"observe"},
     {"restore", "rewind", "report"},
-    {"bisection"},
+    {"bisection", "watch"},
     {"job_root"},
     {"plan"},
     {"stages"},

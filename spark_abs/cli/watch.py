@@ -1,0 +1,150 @@
+"""`spark-abs watch`: keep cuts of plain streaming queries before Spark deletes their files."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import FrameType
+
+import click
+
+from spark_abs.cli.lists import Lists
+from spark_abs.cli.output import Output, moment, size
+from spark_abs.cli.root_command import Context, root_command
+from spark_abs.cuts.cut import NoAlignedCut
+from spark_abs.errors import CommitStateUnknown, DamageError, Refused, UsageError
+from spark_abs.keep import Keep, keep_words
+from spark_abs.quantities import duration_ms
+from spark_abs.store.root import Root
+from spark_abs.store.storage import Place
+from spark_abs.watch.watcher import Round, look, newest_kept, watching
+
+KEEP = ("24h:all", "7d:1h")
+"""Delta's VACUUM leaves the files of a week."""
+
+
+class _Stopped(BaseException):
+    """A signal has asked for the end."""
+
+
+@click.command(cls=Lists)
+@root_command
+@click.option(
+    "--checkpoints",
+    metavar="DIR...",
+    multiple=True,
+    required=True,
+    help="Checkpoint directories of the queries, or patterns such as '/checkpoints/*'.",
+)
+@click.option(
+    "--tables",
+    metavar="TABLE...",
+    multiple=True,
+    help="Delta tables that the queries write, by path or URI, or patterns.",
+)
+@click.option(
+    "--keep",
+    metavar="WORD...",
+    multiple=True,
+    help="How long cuts are kept. By default 24h:all 7d:1h: of a day all that were taken, of a week one for "
+    "each hour.",
+)
+@click.option(
+    "--every", metavar="DURATION", default="10m", show_default=True, help="The time between two looks."
+)
+@click.option("--once", is_flag=True, help="Look once and end, for a timer such as cron.")
+def watch(
+    ctx: Context,
+    root: Root,
+    *,
+    checkpoints: tuple[str, ...],
+    tables: tuple[str, ...],
+    keep: tuple[str, ...],
+    every: str,
+    once: bool,
+) -> None:
+    """Keep cuts of streaming queries that use nothing of spark_abs, for `spark-abs rewind --root ROOT`.
+
+    At each look the newest moment at which all queries and tables fit together is copied to ROOT: offsets,
+    state, and the logs of sources, each content once. Spark itself deletes them after 100 batches. The
+    queries run on and are not changed. ROOT is a directory of its own; `list`, `show`, `status`, `state` and
+    `verify` work on it.
+
+    Without --once it works until it is stopped by a signal.
+    """
+    # Reading of Delta tables loads libraries that other commands do without.
+    from spark_abs.rewind.prepare import found_directories
+    from spark_abs.watch.pins import warnings
+
+    out, words, pause_s = ctx.out, _words(keep or KEEP), _duration_s(every)
+
+    def given() -> tuple[tuple[Place, ...], tuple[Place, ...]]:
+        return (
+            found_directories(checkpoints, root.storage, "metadata", "checkpoint directory"),
+            found_directories(tables, root.storage, "_delta_log/", "Delta table"),
+        )
+
+    for said in warnings(given()[1], words):
+        out.say(f"Warning: {said}")
+    if once:
+        found, done = look(*given(), newest_kept(root)), Round(None)
+        if found is not None:
+            with watching(root, words) as watcher:
+                done = watcher.round(found)
+        out.result(done, partial(_show, done))
+        return
+    with watching(root, words) as watcher, _until_stopped():
+        while True:
+            try:
+                found = look(*given(), watcher.newest)
+                if found is not None:
+                    done = watcher.round(found)
+                    out.result(done, partial(_show, done))
+            except (NoAlignedCut, Refused, DamageError, UsageError, CommitStateUnknown, OSError) as error:
+                out.say(f"nothing was kept at this look, the next is in {every}: {error}")
+            ctx.pause(pause_s)
+
+
+@contextmanager
+def _until_stopped() -> Iterator[None]:
+    """Turn SIGTERM and SIGINT into the end of the block."""
+
+    def stop(_: int, __: FrameType | None) -> None:
+        raise _Stopped
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except (KeyboardInterrupt, _Stopped):
+        return
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _show(done: Round, out: Output) -> None:
+    for said in done.passed:
+        out.line(f"A newer cut was passed over: {said}")
+    if done.kept is None:
+        out.line("There is no newer cut to keep.")
+        return
+    batches = ", ".join(f"{query} {batch}" for query, batch in done.batches)
+    out.line(
+        f"Kept cut {done.kept}, of {moment(done.moment_ms)} UTC, {size(done.size_full)}, of which "
+        f"{size(done.size_new)} are new: {batches}"
+    )
+
+
+def _words(keep: tuple[str, ...]) -> Keep:
+    try:
+        return keep_words(" ".join(keep))
+    except ValueError as error:
+        raise UsageError(f"--keep {' '.join(keep)}: {error}") from None
+
+
+def _duration_s(text: str) -> float:
+    try:
+        return duration_ms(text) / 1000
+    except ValueError as error:
+        raise UsageError(f"--every {text}: {error}") from None

@@ -1,0 +1,303 @@
+"""A watcher at work: it looks for the newest aligned cut, copies it, and commits it as a checkpoint.
+
+A watcher is a run of the root, like a run of a job: a newer one fences it, each cut is claimed, copied and
+then completed by one commit. A kill leaves a claimed id, which the next round aborts, and bytes that no
+manifest names, which it sweeps.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+
+from spark_abs.cuts.cut import newest_cut
+from spark_abs.errors import (
+    AbortReason,
+    AbsError,
+    CommitStateUnknown,
+    DamageError,
+    RunAlive,
+)
+from spark_abs.keep import Keep
+from spark_abs.manifest import Manifest, StageSnapshot
+from spark_abs.manifests.find import open_existing
+from spark_abs.manifests.manifest_table import Checkpoints, abort_open
+from spark_abs.model import Barrier, CheckpointId, CheckpointKind, RunId
+from spark_abs.observe.status import lease_timeout_ms, live_run
+from spark_abs.protocol import control as ledger
+from spark_abs.protocol.control import WATCHED_JOB, Aborted
+from spark_abs.rewind.kept import identity, of_text
+from spark_abs.rewind.query import QueryFacts
+from spark_abs.rewind.survey import Survey, survey
+from spark_abs.snapshots.capture import CaptureIncomplete
+from spark_abs.snapshots.state_storage import StateStorage
+from spark_abs.snapshots.sweep import sweep
+from spark_abs.snapshots.take import snapshot_stage
+from spark_abs.snapshots.tidy import retire, trim_tables
+from spark_abs.store.clock import now_ms, steady_ms
+from spark_abs.store.control import Control
+from spark_abs.store.failpoint import Failpoint, no_failpoint
+from spark_abs.store.history import History, HistoryEvent, HistoryRow, unless_refused
+from spark_abs.store.lease import holding_lease, own_lease, renew
+from spark_abs.store.root import Root
+from spark_abs.store.storage import Place
+from spark_abs.watch.taking import batch_of, candidates, manifest_of, part_of, stage_names, tables_of
+
+log = logging.getLogger(__name__)
+
+TRIM_EVERY = 50
+"""How many kept cuts lie between two looks at the tables of the root."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round has done."""
+
+    kept: CheckpointId | None
+    """The id of the cut that it has kept; None: there is no newer one than before."""
+    moment_ms: int | None = None
+    """When the last batch of that cut had ended."""
+    batches: tuple[tuple[str, int], ...] = ()
+    """Each query with its batch."""
+    size_new: int = 0
+    size_full: int = 0
+    passed: tuple[str, ...] = ()
+    """Why newer cuts were passed over."""
+
+
+def look(checkpoints: Sequence[Place], tables: Sequence[Place], newest: Manifest | None) -> Survey | None:
+    """Look whether there is a cut that came after the newest kept one; None if there is none.
+
+    Changes nothing.
+
+    Raises:
+        NoAlignedCut: no batches of the queries fit together.
+        UsageError, Refused, DamageError: as `survey`.
+    """
+    found = survey(checkpoints, tables)
+    newest_cut(found.pipeline, found.pipeline.newest())  # says why if there is none
+    return None if next(candidates(found, newest), None) is None else found
+
+
+def newest_kept(root: Root) -> Manifest | None:
+    """Return the manifest of the cut that a root has kept last; None if none, or there is no root yet.
+
+    Raises:
+        DamageError: it cannot be read.
+    """
+    checkpoints = open_existing(root, WATCHED_JOB)
+    summaries = () if checkpoints is None else checkpoints.summaries()
+    return None if checkpoints is None or not summaries else checkpoints.load(summaries[-1].id)
+
+
+@contextmanager
+def watching(root: Root, keep: Keep, failpoint: Failpoint = no_failpoint) -> Iterator[Watcher]:
+    """Own a root as its watcher, until the block ends.
+
+    Raises:
+        RunAlive: another watcher is at work.
+        Refused: the root belongs to a job.
+    """
+    control = Control.create(root, WATCHED_JOB, now_ms())
+    newest = _require_alone(root, control)
+
+    def begin(state: ledger.ControlState) -> ledger.ControlState:
+        if state.newest_run != newest:
+            raise RunAlive(f"another watcher of {root.uri} has begun meanwhile, as run {state.newest_run}")
+        return ledger.begin_run(state, socket.gethostname(), os.getpid(), now_ms())
+
+    failpoint("watch.begin.before")
+    run = control.update(begin).runs[-1].id
+    failpoint("watch.begin.after")
+    how = "stopped"
+    try:
+        with holding_lease(root, run):
+            checkpoints = Checkpoints.open(root, WATCHED_JOB)
+            checkpoints.fence(run)
+            failpoint("watch.fence.after")
+            storage = StateStorage.open(root, WATCHED_JOB, run, checkpoints.load_all(), failpoint)
+            yield Watcher(root, control, checkpoints, storage, keep=keep, failpoint=failpoint)
+    except AbsError as error:
+        how = f"failed: {error}".partition("\n")[0]
+        raise
+    finally:
+        with suppress(OSError, AbsError):
+            control.update(lambda state: ledger.end_run(state, run, how))
+            renew(root, own_lease(run, now_ms()), now_ms(), ended=True)
+
+
+def _require_alone(root: Root, control: Control) -> RunId | None:
+    """Refuse beside another watcher; return the newest run, None if there is none."""
+    alive = live_run(root, now_ms(), lease_timeout_ms())
+    if alive is not None:
+        raise RunAlive(
+            f"{root.uri} is watched already: run {alive.run}, process {alive.pid} on {alive.host}, last "
+            f"heard of {alive.heard_ms / 1000:.0f} s ago; stop that process first"
+        )
+    return control.state.newest_run
+
+
+class Watcher:
+    """The owner of a root. Not thread-safe."""
+
+    def __init__(
+        self,
+        root: Root,
+        control: Control,
+        checkpoints: Checkpoints,
+        storage: StateStorage,
+        *,
+        keep: Keep,
+        failpoint: Failpoint,
+    ) -> None:
+        self._root, self._control, self._checkpoints = root, control, checkpoints
+        self._storage, self._keep, self._failpoint = storage, keep, failpoint
+        self._trimmed = 0
+
+    @property
+    def newest(self) -> Manifest | None:
+        """The manifest that was made last."""
+        manifests = self._checkpoints.load_all()
+        return manifests[-1] if manifests else None
+
+    def round(self, found: Survey) -> Round:
+        """Keep the newest cut whose files are all there; then remove what need not be kept.
+
+        Args:
+            found: what is in storage.
+
+        Raises:
+            Refused: a query has state in a format that is not known.
+            Fenced: another watcher has taken over.
+            OSError: a store cannot be read or written now; the next round goes on.
+        """
+        abort_open(self._control, self._checkpoints, self._storage.run)
+        done, passed = Round(None), list[str]()
+        for cut in candidates(found, self.newest):
+            try:
+                done = self._keep_cut(found, cut)
+            except (CaptureIncomplete, DamageError, _Moved) as error:
+                passed.append(str(error))
+                continue
+            break
+        if done.kept is not None:
+            self._tidy()
+        return replace(done, passed=tuple(passed))
+
+    def _keep_cut(self, found: Survey, cut: Mapping[str, int]) -> Round:
+        barrier = self._claim()
+        self._failpoint("watch.claim.after")
+        try:
+            manifest = self._copy(found, cut, barrier)
+            self._failpoint("watch.manifest.before")
+            if not self._complete(manifest):
+                raise _Moved(f"cut {barrier.id} was aborted by another watcher meanwhile")
+        except BaseException as error:
+            self._abort(barrier, error)
+            raise
+        self._failpoint("watch.manifest.after")
+        self._control.update(lambda state: ledger.settle(state, completed=(barrier.id,)))
+        self._storage.unpin(barrier.id, completed=True)
+        self._record(HistoryEvent.COMPLETED, barrier, manifest)
+        batches = tuple((query.name, int(batch_of(found, cut, query))) for query in found.queries)
+        return Round(
+            barrier.id, manifest.acked_ms, batches, size_new=manifest.size_new, size_full=manifest.size_full
+        )
+
+    def _claim(self) -> Barrier:
+        taken: list[Barrier] = []
+
+        def change(state: ledger.ControlState) -> ledger.ControlState:
+            state, barrier = ledger.claim(
+                state, self._storage.run, kind=CheckpointKind.CHECKPOINT, name=None, now_ms=now_ms()
+            )
+            taken[:] = [barrier]
+            return state
+
+        self._control.update(change)
+        return taken[0]
+
+    def _copy(self, found: Survey, cut: Mapping[str, int], barrier: Barrier) -> Manifest:
+        """Copy what the cut needs of each query.
+
+        Raises:
+            CaptureIncomplete: Spark has deleted a file, or not written it yet.
+            DamageError: a file is not whole.
+            _Moved: a query was rewound or begun anew meanwhile.
+        """
+        names, stages = stage_names(found.queries), list[StageSnapshot]()
+        for query in found.queries:
+            self._failpoint(f"watch.{query.name}.copy.before")
+            began = steady_ms()
+            copy = snapshot_stage(self._storage, barrier.id, query.place, batch_of(found, cut, query))
+            part = part_of(names[query.name], copy, tables_of(found, cut, query), steady_ms() - began)
+            _require_same(query, part)
+            stages.append(part)
+            self._failpoint(f"watch.{query.name}.copy.after")
+        if gone := self._storage.missing(file for part in stages for file in part.files):
+            raise CaptureIncomplete(f"cut {barrier.id}: {gone[0].path} is gone from state/ again")
+        return manifest_of(
+            barrier,
+            self._control.state.attempt.id,
+            self._storage.run,
+            stages=tuple(stages),
+            moment_ms=found.pipeline.ended_ms(cut),
+            now_ms=now_ms(),
+        )
+
+    def _complete(self, manifest: Manifest) -> bool:
+        try:
+            return self._checkpoints.complete(manifest)
+        except CommitStateUnknown:
+            # If it is too late to abort it, it did take place.
+            return not self._checkpoints.abort(manifest.id, self._storage.run)
+
+    def _abort(self, barrier: Barrier, error: BaseException) -> None:
+        """Abort the id, unless its manifest is committed; if the store fails, the next round does it."""
+        self._storage.unpin(barrier.id, completed=False)
+        with suppress(Exception):
+            if not self._checkpoints.abort(barrier.id, self._storage.run):
+                self._control.update(lambda state: ledger.settle(state, completed=(barrier.id,)))
+                return
+            gone = Aborted(barrier.id, AbortReason.DECLINED, str(error).partition("\n")[0])
+            self._control.update(lambda state: ledger.settle(state, (gone,)))
+
+    def _record(self, event: HistoryEvent, barrier: Barrier, manifest: Manifest) -> None:
+        with unless_refused():
+            row = HistoryRow(
+                now_ms(),
+                event,
+                manifest.attempt,
+                manifest.run,
+                barrier.id,
+                kind=barrier.kind,
+                duration_ms=manifest.completed_ms - manifest.triggered_ms,
+                size_full=manifest.size_full,
+                size_new=manifest.size_new,
+                stages=len(manifest.stages),
+            )
+            History(self._root).append([row])
+
+    def _tidy(self) -> None:
+        """Remove older cuts by the words, then the bytes that only they named."""
+        retire(self._root, self._checkpoints, self._control.state, run=self._storage.run, keep=self._keep)
+        self._failpoint("watch.retire.after")
+        sweep(self._storage, self._checkpoints.load_all)
+        self._failpoint("watch.sweep.after")
+        if self._trimmed % TRIM_EVERY == 0:
+            trim_tables(self._root)
+        self._trimmed += 1
+
+
+class _Moved(AbsError):
+    """A query is no longer the one that was surveyed."""
+
+
+def _require_same(query: QueryFacts, part: StageSnapshot) -> None:
+    """Refuse the copy of a query that was rewound, or begun anew with another id, since the survey."""
+    if identity(part) != of_text(query.metadata):
+        raise _Moved(f"query {query.name!r} was begun anew, or a rewind of it has begun, while it was copied")

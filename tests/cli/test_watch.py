@@ -1,0 +1,117 @@
+"""`spark-abs watch` as its user calls it, and the commands that read its root."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from deltalake import DeltaTable
+
+from spark_abs.cli.main import main
+from spark_abs.cli.root_command import Context
+from spark_abs.store.control import Control
+from tests.watched_queries import WatchedWorld
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> WatchedWorld:
+    world = WatchedWorld(tmp_path / "live", "chain", seed=3, files=80)
+    world.run(15)
+    world.settle()
+    return world
+
+
+def call(*arguments: str, exits: int = 0, pause: Any = None) -> Result:
+    result = CliRunner().invoke(main, arguments, obj=Context(pause=pause or (lambda _: None)))
+    assert result.exit_code == exits, (result.output, result.exception)
+    return result
+
+
+def watch(world: WatchedWorld, *arguments: str, exits: int = 0, pause: Any = None) -> Result:
+    given = ["--checkpoints", f"{world.base}/c/*", "--tables", f"{world.base}/t/*"]
+    return call("watch", world.root.uri, *given, *arguments, exits=exits, pause=pause)
+
+
+def test_cuts_are_kept_listed_and_gone_back_to(world: WatchedWorld) -> None:
+    root = world.root.uri
+    done = json.loads(watch(world, "--once", "--output", "json").stdout)
+    cut = str(done["kept"])
+    assert "There is no newer cut to keep." in watch(world, "--once").stdout
+    world.run(30)
+    world.settle()
+    world.purge()
+    said = watch(world, "--once").stdout
+    assert "Kept cut" in said
+    assert "bronze" in said
+    rows = json.loads(call("list", root, "--output", "json").stdout)
+    assert [row["kind"] for row in rows] == ["checkpoint"] * len(rows)
+    assert "silver" in call("show", root, "latest").stdout
+    status = json.loads(call("status", root, "--output", "json").stdout)
+    assert status["job"] == "watched-queries"
+    assert status["alive"] is None
+    assert "nothing is damaged" in call("verify", root).stdout
+    assert "nothing is damaged" in call("verify", root, cut).stdout
+    given = ["--checkpoints", f"{world.base}/c/*", "--tables", f"{world.base}/t/*", "--root", root]
+    moments = json.loads(call("rewind", *given, "--list", "--output", "json").stdout)
+    (first,) = (m for m in moments if m["kept"] and m["batches"] == dict(done["batches"]))
+    asked = [f"--at={query}={batch}" for query, batch in first["batches"].items()]
+    assert (
+        f"The files come from cut {cut}, kept at {root}."
+        in call("rewind", *given, *asked, "--dry-run").stdout
+    )
+    assert json.loads(call("rewind", *given, *asked, "--yes", "--output", "json").stdout)["applied"]
+    world.is_whole(3)
+
+
+def test_it_works_until_it_is_stopped_and_a_look_that_fails_does_not_end_it(world: WatchedWorld) -> None:
+    looks: list[int] = []
+
+    def pause(_: float) -> None:
+        looks.append(len(looks))
+        if len(looks) == 1:
+            (world.base / "c" / "gold" / "metadata").rename(world.base / "c" / "gold" / "away")
+            (world.base / "c" / "gold" / "metadata").write_text("torn")
+        if len(looks) == 2:
+            (world.base / "c" / "gold" / "away").rename(world.base / "c" / "gold" / "metadata")
+            world.run(25)
+            world.settle()
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    result = watch(world, "--every", "1s", pause=pause)
+    assert result.stdout.count("Kept cut") == 2
+    assert "nothing was kept at this look" in result.stderr
+    run = Control.open(world.root).state.run
+    assert run is not None
+    assert run.ended == "stopped"
+
+
+def test_tables_that_are_cleaned_up_sooner_are_named(world: WatchedWorld) -> None:
+    table = DeltaTable(str(world.base / "t" / "gold"))
+    table.alter.set_table_properties({"delta.deletedFileRetentionDuration": "interval 2 days"})
+    said = watch(world, "--once", "--keep", "24h:all", "60d:1d").stderr
+    assert said.count("Warning:") == 6
+    assert "VACUUM may delete files of versions that are older than 2d" in said
+    assert "Delta may delete the log of versions that are older than 30d, and cuts are kept up to 60d" in said
+    assert watch(world, "--once", "--keep", "24h:all").stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "exits"),
+    [
+        (["--once", "--keep", "7d"], "--keep 7d: '7d': expected a number", 2),
+        (["--every", "soon"], "--every soon: expected a duration", 2),
+    ],
+)
+def test_wrong_calls_are_named(world: WatchedWorld, arguments: list[str], said: str, exits: int) -> None:
+    assert said in watch(world, *arguments, exits=exits).stderr
+
+
+def test_commands_that_are_for_jobs_say_so(world: WatchedWorld) -> None:
+    watch(world, "--once")
+    root = world.root.uri
+    assert f"`spark-abs rewind --root {root}`" in call("restore", root, "--to", "1", exits=1).stderr
+    assert "root of a watcher" in call("stop", root, exits=1).stderr

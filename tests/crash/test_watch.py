@@ -1,0 +1,247 @@
+"""A watcher beside queries that work: raced by Spark's clean-up, killed, doubled; rewinds to what it kept."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from spark_abs.cuts.cut import NoAlignedCut
+from spark_abs.errors import DamageError, Fenced, Refused, RunAlive
+from spark_abs.keep import keep_words
+from spark_abs.observe.progress import SILENT
+from spark_abs.observe.verification import verify_root
+from spark_abs.protocol import control as ledger
+from spark_abs.rewind.apply import apply
+from spark_abs.rewind.prepare import listed
+from spark_abs.store.control import Control
+from spark_abs.store.storage import DEFAULTS
+from spark_abs.watch.watcher import look, newest_kept, watching
+from tests.crash import watcher
+from tests.crash.test_rewind import Killed, copy_of, killed_at
+from tests.plain_queries import SHAPES
+from tests.watched_queries import StatefulQuery, WatchedWorld
+
+
+def worked(base: Path, shape: str, seed: int, rounds: int = 4, files: int = 40) -> WatchedWorld:
+    """Return queries that have worked for some rounds, each kept, of which Spark has the newest batches."""
+    world = WatchedWorld(base / "live", shape, seed, files)
+    for number in range(rounds):
+        world.run(20)
+        if number == rounds - 1:
+            world.settle()
+        with suppress(NoAlignedCut):
+            world.watch()
+        world.purge()
+    return world
+
+
+AFTER_COMMIT = ("watch.manifest.after", "watch.retire.after", "watch.sweep.after")
+
+
+def of_spark(world: WatchedWorld) -> list[dict[str, int]]:
+    return [batches for _, batches in listed(*world.places())]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 10))])
+def test_every_row_is_there_once_after_rewinds_to_kept_cuts(tmp_path: Path, shape: str, seed: int) -> None:
+    """Also to cuts that were kept between two rewinds, never to one that a rewind has abandoned."""
+    world, chance = worked(tmp_path, shape, seed), random.Random(seed)
+    reached = 0
+    for _ in range(3):
+        older = [cut for cut in world.kept() if cut not in of_spark(world)]
+        if not older:
+            break
+        cut = chance.choice(older)
+        world.rewind(cut)
+        reached += 1
+        assert all(batches[q] <= cut[q] for batches in world.kept() for q in cut)
+        world.run(20)
+        with suppress(NoAlignedCut):
+            world.watch()
+        world.purge()
+    assert reached
+    world.is_whole(seed)
+    assert verify_root(world.root, SILENT) == ()
+
+
+@pytest.mark.parametrize("taken_back", [False, True], ids=["rewind", "undo"])
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.long)])
+def test_a_rewind_to_a_kept_cut_is_finished_when_killed_at_any_point(
+    tmp_path: Path, every: int, taken_back: bool
+) -> None:
+    """It needs the root no more once it has begun."""
+    first = worked(tmp_path, "chain", seed=5, rounds=3, files=30)
+    *_, at = (cut for cut in first.kept() if cut not in of_spark(first))
+    for number in itertools.count(0, every):
+        world = copy_of(first, tmp_path / str(number) / "live", number)
+        shutil.copytree(first.root.uri, world.root.uri)
+        if taken_back:
+            world.rewind(at)
+        try:
+            world.undo(killed_at(number)) if taken_back else world.rewind(at, killed_at(number))
+        except Killed:
+            shutil.rmtree(world.root.uri)
+            world.finish()
+        else:
+            break
+        world.is_whole(number)
+    assert number > 20
+    assert not list(world.base.glob("c/*/_rewind/*/kept/**/*.delta")), "all files are at their places"
+
+
+def test_an_undo_leaves_none_of_the_files_that_came_from_the_root(tmp_path: Path) -> None:
+    world = worked(tmp_path, "chain", seed=1)
+
+    def there() -> dict[str, bytes]:
+        files = (p for p in (world.base / "c").rglob("*") if p.is_file() and "_rewind" not in p.parts)
+        return {str(p): p.read_bytes() for p in files}
+
+    before = there()
+    *_, at = (cut for cut in world.kept() if cut not in of_spark(world))
+    world.rewind(at)
+    assert before.keys() - there().keys()
+    assert there().keys() - before.keys()
+    world.undo()
+    assert there().keys() <= before.keys()
+    world.is_whole(1)
+
+
+def test_a_rewind_that_finds_the_root_damaged_changes_nothing(tmp_path: Path) -> None:
+    world = worked(tmp_path, "chain", seed=2)
+    *_, at = (cut for cut in world.kept() if cut not in of_spark(world))
+    prepared = world.prepare(at)
+    for pack in Path(world.root.uri, "state").glob("*.parquet"):
+        data = pack.read_bytes()
+        pack.write_bytes(data[:8] + bytes(len(data) // 2 - 8) + data[len(data) // 2 :])
+    with pytest.raises(DamageError, match=r"do not have sha256|cannot be read"):
+        apply(prepared.plan, DEFAULTS, require_still=prepared.require_still, at=lambda _: None)
+    assert not list(world.base.glob("c/*/_rewind/*/brought.json"))
+    world.is_whole(2)
+
+
+def test_a_watcher_that_is_killed_anywhere_leaves_a_root_that_goes_on(tmp_path: Path) -> None:
+    """Killed at every point in turn: the next one keeps the cut, and nothing that no manifest names stays."""
+    first = worked(tmp_path, "two writers", seed=3, rounds=1, files=80)
+    first.run(10)
+    points = []
+    for number in itertools.count():
+        world = copy_of(first, tmp_path / str(number) / "live", number)
+        shutil.copytree(first.root.uri, world.root.uri)
+        command = [sys.executable, "-m", "tests.crash.watcher", str(world.base), world.shape, str(number)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode == 0:
+            break
+        assert done.returncode == watcher.KILLED, done.stderr
+        points.append(done.stderr.strip().rpartition(" ")[2])
+        again = world.watch()
+        assert (again.kept is None) == (points[-1] in AFTER_COMMIT)
+        world.run(10)
+        assert world.watch().kept is not None
+        assert len(world.kept()) == 3
+        assert verify_root(world.root, SILENT) == ()
+        state = Control.open(world.root).state
+        assert state.claims == (), points[-1]
+    assert {"watch.begin.after", "watch.claim.after", "capture.pack.commit.before"} <= set(points)
+    assert {"watch.manifest.before", "watch.manifest.after", "watch.sweep.after"} <= set(points)
+
+
+def test_a_cut_whose_files_vanish_is_passed_over_and_an_older_one_is_kept(tmp_path: Path) -> None:
+    world = worked(tmp_path, "chain", seed=4, rounds=1)
+    world.run(20)
+    world.settle()
+    newest, second, *_ = of_spark(world)
+    before = len(Control.open(world.root).state.aborted)
+    query = next(q for q in world.queries() if newest[q.name] != second[q.name])
+    gone = Path(query.checkpoint.uri) / "commits" / str(newest[query.name])
+
+    def purged(point: str) -> None:
+        if point == f"watch.{query.name}.copy.before":
+            gone.unlink(missing_ok=True)
+
+    found = world.watch(failpoint=purged)
+    assert found.kept is not None
+    assert dict(found.batches)[query.name] < newest[query.name]
+    assert f"the commit of batch {newest[query.name]} is missing" in found.passed[0]
+    assert len(Control.open(world.root).state.aborted) == before + len(found.passed)
+
+
+def test_a_snapshot_without_the_changes_after_it_is_passed_over(tmp_path: Path) -> None:
+    """Half of the state of the newest batch is there: an older batch is whole."""
+    world = worked(tmp_path, "chain", seed=6, rounds=1)
+    world.run(20)
+    world.settle()
+    newest, *others = of_spark(world)
+    query = next(q for q in world.queries() if any(o[q.name] != newest[q.name] for o in others))
+    assert isinstance(query, StatefulQuery)
+    version = newest[query.name] + 1
+    (query.store / f"{version}.delta").unlink()
+    (query.store / f"{version}.snapshot").unlink(missing_ok=True)
+    found = world.watch()
+    assert found.kept is not None
+    assert found.passed
+    assert dict(found.batches)[query.name] < newest[query.name]
+
+
+def test_a_query_that_is_begun_anew_is_another_query(tmp_path: Path) -> None:
+    """Cuts of the old one are not offered, and the next cut is of the new one."""
+    world = worked(tmp_path, "two writers", seed=8)
+    assert world.kept()
+    left = next(q for q in world.queries() if q.name == "left")
+    Path(left.checkpoint.uri, "metadata").write_text('{"id":"00000000-0000-0000-0000-000000000000"}')
+    assert world.kept() == []
+
+    def anew(point: str) -> None:
+        if point == "watch.left.copy.before":
+            Path(left.checkpoint.uri, "metadata").write_text('{"id":"00000000-0000-0000-0000-000000000001"}')
+
+    assert world.watch(failpoint=anew).kept is None
+    kept = world.watch().kept
+    assert kept is not None
+    assert len(world.kept()) == 1
+
+
+def test_of_two_watchers_one_works(tmp_path: Path) -> None:
+    world = worked(tmp_path, "chain", seed=9, rounds=1)
+    world.run(10)
+    world.settle()
+    found = look(*world.places(), newest_kept(world.root))
+    assert found is not None
+    with watching(world.root, keep_words("24h:all")) as one:
+        with pytest.raises(RunAlive, match="is watched already"):
+            world.watch()
+        # One that was frozen, and replaced by another: it can commit no more.
+        control = Control.open(world.root)
+        run = control.update(lambda s: ledger.begin_run(s, "elsewhere", 1, 1)).runs[-1].id
+        with pytest.raises(Fenced, match=f"replaced by run {run}"):
+            one.round(found)
+    assert newest_kept(world.root) is not None
+
+
+def test_words_thin_out_what_is_kept_and_its_bytes_go(tmp_path: Path) -> None:
+    world = worked(tmp_path, "chain", seed=10, rounds=3)
+    before = sum(p.stat().st_size for p in Path(world.root.uri, "state").glob("*.parquet"))
+    world.run(10)
+    world.settle()
+    world.watch(keep="1")
+    assert len(world.kept()) == 1
+    assert verify_root(world.root, SILENT) == ()
+    assert sum(p.stat().st_size for p in Path(world.root.uri, "state").glob("*.parquet")) < before
+
+
+def test_a_root_of_a_job_is_neither_watched_nor_rewound_to(tmp_path: Path) -> None:
+    world = worked(tmp_path, "chain", seed=11, rounds=0)
+    world.run(20)
+    world.settle()
+    Control.create(world.root, "shop", 1)
+    with pytest.raises(Refused, match="belongs to job 'shop'"):
+        world.watch()
+    with pytest.raises(Refused, match="is the root of job 'shop'"):
+        world.kept()

@@ -1,0 +1,78 @@
+"""A pipeline in plain PySpark that keeps two batches, and the way back to what a watcher has kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.crash.test_rewind_on_spark import CONF, Input, environment, expected, finished, program
+
+RETAINED = {
+    "spark.sql.streaming.minBatchesToRetain": "2",
+    "spark.sql.streaming.stateStore.maintenanceInterval": "1s",
+    "spark.sql.streaming.stateStore.minDeltasForSnapshot": "3",
+}
+KEPT = 2
+
+
+@contextmanager
+def running(base: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as said:
+        process = subprocess.Popen(
+            program("medallion", "run", base),
+            stdout=said,
+            stderr=said,
+            env={**environment(), "PLAIN_CONF": json.dumps({**CONF, **RETAINED})},
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def command(verb: str, base: Path, *arguments: str) -> str:
+    given = [sys.executable, "-m", "spark_abs", *verb.split(), *arguments]
+    given += ["--checkpoints", f"{base}/c/*", "--tables", f"{base}/t/*"]
+    done = subprocess.run(given, capture_output=True, text=True)
+    assert done.returncode in (0, 1), (done.stdout, done.stderr)
+    return done.stdout
+
+
+def test_every_table_is_whole_after_a_rewind_to_a_cut_that_spark_has_no_more(tmp_path: Path) -> None:
+    base, root, fed = tmp_path / "live", str(tmp_path / "kept"), Input(tmp_path / "in1", 0, 1)
+    kept = list[dict[str, object]]()
+    with running(base, tmp_path / "log") as process:
+        deadline = time.monotonic() + 1200
+        while len(kept) < KEPT:
+            assert process.poll() is None, (tmp_path / "log").read_text()[-4000:]
+            assert time.monotonic() < deadline, (tmp_path / "log").read_text()[-4000:]
+            for _ in range(6):
+                fed.write()
+                time.sleep(0.5)
+            if (base / "c" / "big" / "commits").exists():
+                command(f"watch {root} --once", base)
+                listed = command(f"rewind --root {root} --list --output json", base)
+                kept = [row for row in json.loads(listed or "[]") if row["kept"]]
+    fed.write()
+    copies = []
+    for number, row in enumerate((random.Random(1).choice(kept), kept[-1])):
+        copy = tmp_path / f"copy{number}"
+        shutil.copytree(base, copy)
+        asked = [f"--at={query}={batch}" for query, batch in dict(row["batches"]).items()]  # type: ignore[call-overload]
+        said = command(f"rewind --root {root} --yes --wait 0s --output json", copy, *asked)
+        assert json.loads(said)["plan"]["kept"] is not None
+        copies.append(copy)
+    wanted = expected("medallion", fed.rows)
+    for number, tables in enumerate(finished("medallion", copies)):
+        assert tables == wanted, number
