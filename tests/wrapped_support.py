@@ -31,21 +31,28 @@ def wait(condition: Callable[[], object], what: str, query: StreamingQuery | Non
         pause.wait(0.05)
 
 
-def append_to(table: str) -> Callable[[DataFrame, int], None]:
-    """Return a batch function that writes a Delta table as Spark's documentation has it."""
+def append_to(table: str, app: str = "") -> Callable[[DataFrame, int], None]:
+    """Return a batch function that writes a Delta table as Spark's documentation has it.
+
+    Args:
+        table: the table.
+        app: its `txnAppId`; empty: that of the attempt.
+    """
 
     def write(batch: DataFrame, number: int) -> None:
-        app = spark_abs.current().app_id
-        writer = batch.write.format("delta").mode("append").option("txnAppId", app)
+        current = app or spark_abs.current().app_id
+        writer = batch.write.format("delta").mode("append").option("txnAppId", current)
         writer.option("txnVersion", number).save(table)
 
     return write
 
 
-def begin(frame: DataFrame, root: str, stage: str, table: str, adopt: str | None = None) -> StreamingQuery:
+def begin(
+    frame: DataFrame, root: str, stage: str, table: str, adopt: str | None = None, *, app: str = ""
+) -> StreamingQuery:
     """Start a query that takes part in the checkpoints of a root."""
     function = spark_abs.foreach_batch(
-        append_to(table), root=root, stage=stage, interval="300ms", tables=[table]
+        append_to(table, app), root=root, stage=stage, interval="300ms", tables=[table]
     )
     location = spark_abs.checkpoint_location(root, stage, adopt=adopt)
     return frame.writeStream.foreachBatch(function).option("checkpointLocation", location).start()
@@ -62,10 +69,10 @@ def stop(root: str, *queries: StreamingQuery) -> None:
 
 @contextmanager
 def running(
-    frame: DataFrame, root: str, stage: str, table: str, adopt: str | None = None
+    frame: DataFrame, root: str, stage: str, table: str, adopt: str | None = None, *, app: str = ""
 ) -> Iterator[StreamingQuery]:
     """Run the only query of a root; stop it while it is idle, and see its run end."""
-    query = begin(frame, root, stage, table, adopt)
+    query = begin(frame, root, stage, table, adopt, app=app)
     try:
         yield query
     finally:

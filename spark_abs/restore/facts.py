@@ -15,7 +15,7 @@ from spark_abs.restore.plan import Facts, SinkFacts
 from spark_abs.sinks.delta.changes import NO_CHANGES, Own, changes_since, commits_since
 from spark_abs.sinks.delta.commit_metadata import note_of
 from spark_abs.sinks.delta.native_writable import why_not_native
-from spark_abs.sinks.delta.rollback import missing, why_not_apart
+from spark_abs.sinks.delta.rollback import ahead, missing, why_not_apart
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place, location_of
 from spark_abs.store.table import Table
@@ -152,9 +152,13 @@ def _sink(found: _Found, own: Own, writer: SinkWriter) -> SinkFacts:
         table_id = recorded_id  # the function has replaced it, and its log goes on
     there = target is not None and target <= table.version and table_id == recorded_id and not done
     changes, gone, entangled = NO_CHANGES, "", ""
+    stuck: tuple[str, ...] = ()
+    needs_spark = why_not_native(table.delta) is not None
     if there and target is not None:
         changes, gone = changes_since(table, target, own), missing(table, target)
         entangled = "" if gone else why_not_apart(table, target, own, changes)
+        if by_function and needs_spark and not gone:
+            stuck = tuple(ahead(table, target, writer.job, writer.owner))
     return SinkFacts(
         sinks,
         found.place.uri,
@@ -167,8 +171,9 @@ def _sink(found: _Found, own: Own, writer: SinkWriter) -> SinkFacts:
         entangled=entangled,
         by_function=by_function,
         later=not here,
-        needs_spark=why_not_native(table.delta) is not None,
+        needs_spark=needs_spark,
         name=name,
+        stuck=stuck,
     )
 
 

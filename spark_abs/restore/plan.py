@@ -78,6 +78,8 @@ class SinkFacts:
     """The table uses features that only delta-spark can write."""
     name: str = ""
     """The name of the table in a catalog, if it was declared by one."""
+    stuck: tuple[str, ...] = ()
+    """Ids under which its function writes, and which cannot be set back."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -301,6 +303,13 @@ def _sink(found: SinkFacts, undo_others: bool) -> Step:
             f"sink {where}: others have changed rows since the checkpoint, in version "
             f"{', '.join(map(str, found.changes.of_others[:5]))}; a restore would undo their changes, "
             f"too: pass {forced_by(Force.ROWS)} to accept that"
+        )
+    if found.stuck and not undo_others:
+        raise Refused(
+            f"sink {where}: only Delta's own writer can write the table, and it cannot set back "
+            f"application id {', '.join(map(repr, found.stuck[:5]))}: Delta would skip the batches that come "
+            "again under it. Let the function write under spark_abs.current().app_id from now on, and pass "
+            f"{forced_by(Force.ROWS)}"
         )
     return RestoreSink(
         table=found.table,

@@ -315,6 +315,7 @@ class RestoreSink(Step):
             self.version,
             Own(state.job, state.root, state.unnamed),
             restoring.undo_others or self.by_function,
+            self.by_function,
         )
 
     def table_for_spark(self) -> str:

@@ -83,7 +83,8 @@ def foreach_batch(
 
     Spark calls the function as before; inside, `spark_abs.current()` has the attempt. The function must make
     its writes idempotent as with Spark alone, under `current().app_id`: a batch that is repeated after a
-    restore has its old number and a new app id.
+    restore has its old number and a new app id. A constant `txnAppId` will do for tables that can be written
+    without Delta's own writer: a restore sets it back with the rows.
 
     Args:
         function: `fn(batch_frame, batch_id)`.

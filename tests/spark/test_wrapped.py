@@ -19,11 +19,12 @@ from tests.job_support import Feed
 from tests.wrapped_support import SCHEMA, append_to, begin, command, holds, ids, running, stop, wait
 
 
-def test_savepoint_and_the_way_back(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("app", ["", "an id of its own"])
+def test_savepoint_and_the_way_back(spark: SparkSession, tmp_path: Path, app: str) -> None:
     """Wrong rows are let in, the table and the query go back together, the right ones follow."""
     feed, root, table = Feed(spark, tmp_path / "in", SCHEMA), str(tmp_path / "root"), str(tmp_path / "out")
     feed.write_all([[{"id": 1}], [{"id": 2}]])
-    with running(feed.stream(), root, "copy", table) as query:
+    with running(feed.stream(), root, "copy", table, app=app) as query:
         wait(lambda: ids(table) == [1, 2], "both rows", query)
         assert command(root, "good", query).ok
         feed.write({"id": -1})
@@ -34,7 +35,7 @@ def test_savepoint_and_the_way_back(spark: SparkSession, tmp_path: Path) -> None
     (wrong,) = [p for p in (tmp_path / "in").iterdir() if "-1" in p.read_text()]
     wrong.unlink()
     feed.write({"id": 3})
-    with running(feed.stream(), root, "copy", table) as query:
+    with running(feed.stream(), root, "copy", table, app=app) as query:
         wait(lambda: ids(table) == [1, 2, 3], "the right row", query)
 
 

@@ -16,9 +16,10 @@ from spark_abs.advice import way
 from spark_abs.channels.files import statistics
 from spark_abs.codec import to_json
 from spark_abs.errors import Refused
-from spark_abs.model import NO_TABLE, Version
+from spark_abs.model import FENCED, NO_TABLE, Version
 from spark_abs.sinks.delta import spark_writer
 from spark_abs.sinks.delta.changes import Changes, Own, Who, changes_since, commits_since
+from spark_abs.sinks.delta.commit_metadata import note_of
 from spark_abs.sinks.delta.marks import Marked, commit_mark
 from spark_abs.sinks.delta.native_writable import why_not_native, why_not_plain
 from spark_abs.sinks.delta.table_shape import shape_of
@@ -85,6 +86,34 @@ def bring_back(
             spark_writer.restore(session(), table.place, version, said)
             table.refresh()  # it may have fewer columns now
         commit_mark(table, mark, session)
+
+
+def ahead(table: Table, version: Version, job: str, owner: str) -> dict[str, int]:
+    """Return the application ids of functions that are ahead of a version, with their numbers there.
+
+    A function may write under an id of its own. Once the rows are back, Delta would skip its batches, whose
+    numbers the log has seen. -1 stands for an id that had none. Ids of this root are left out: an attempt has
+    its own.
+
+    Args:
+        table: the table.
+        version: the version whose rows come back.
+        job: the name of the job.
+        owner: the prefix of its ids on this root.
+    """
+    own = tuple(f"{prefix}{mark}" for prefix in (job, owner) for mark in "/@")
+    found: set[str] = set()
+    for _, commit in commits_since(table, version):
+        if commit is not None and note_of(commit, table.uri) is None:
+            found |= {app for app in commit.transactions if not app.startswith(own)}
+    if not found:
+        return {}
+    then = {}
+    if version != NO_TABLE:
+        before = DeltaTable(table.uri, version=int(version), storage_options=table.place.options)
+        then = {app: before.transaction_version(app) for app in found}
+    numbers = {app: -1 if then.get(app) is None else int(then[app] or 0) for app in sorted(found)}
+    return {app: n for app, n in numbers.items() if n < (table.transaction(app) or 0) < FENCED}
 
 
 def why_not_back(table: Table, version: Version, own: Own) -> str:

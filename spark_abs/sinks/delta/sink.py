@@ -43,8 +43,9 @@ from spark_abs.sinks.delta.marks import (
     refuse_epochs,
 )
 from spark_abs.sinks.delta.merge_changes import Merging, in_files, merge_changes
+from spark_abs.sinks.delta.native_writable import why_not_native
 from spark_abs.sinks.delta.others import refuse_others, rows_there
-from spark_abs.sinks.delta.rollback import bring_back
+from spark_abs.sinks.delta.rollback import ahead, bring_back
 from spark_abs.sinks.delta.sink_log import NOTHING_PASSED, Passed, SinkLog
 from spark_abs.sinks.delta.spark_writer import Stamp
 from spark_abs.sinks.delta.tombstones import said_at
@@ -274,11 +275,16 @@ class DeltaSink:
 
         commit_marks(self._table, fences, self._session)
 
-    def restore_to(self, version: Version, own: Own, undo_others: bool = False) -> Version:
+    def restore_to(
+        self, version: Version, own: Own, undo_others: bool = False, by_function: bool = False
+    ) -> Version:
         """Bring the table back to `version`, `NO_TABLE`: to no rows, and return the version that does it.
 
         The commit names the attempt, so a repeat finds it and changes nothing. OPTIMIZE and other
         commits that change no data do not stand in the way. Rows of other roots stay.
+
+        If the table is written by a function, the same commit sets back the ids under which it may write: see
+        `ahead`. A table that is not plain keeps them.
 
         Raises:
             Refused: somebody else has changed data since, and not `undo_others`; names the commits. Or
@@ -300,7 +306,10 @@ class DeltaSink:
                 self._require_current()  # Delta's RESTORE knows no fence
             tombstones = said_at(self._table, version, writer.job, writer.root)
             note = replace(self._note(restored=version), tombstones=tombstones)
-            mark = Marked({writer.restore_app: int(version)}, note)
+            back = {}
+            if by_function and why_not_native(self._table.delta) is None:
+                back = ahead(self._table, version, writer.job, writer.owner)
+            mark = Marked({**back, writer.restore_app: int(version)}, note)
             with suppress(CommitConflict):
                 bring_back(
                     self._table, version, own=own, mark=mark, session=self._session, undo_others=undo_others
