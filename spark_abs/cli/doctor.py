@@ -23,7 +23,7 @@ import pyarrow as pa
 from spark_abs.cli.root_command import Context, output_option
 from spark_abs.errors import AbsError, CommitConflict, StoreFailed, get_spark, lacks_spark
 from spark_abs.store.root import Root
-from spark_abs.store.storage import Place, Storage, told
+from spark_abs.store.storage import Place, Storage, in_object_store, told
 from spark_abs.store.table import Commit, Table
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def examine(root: str | None) -> Iterator[Finding]:
         yield from _untried("a root", *_OF_SPARK)
         return
     try:
-        yield (commits := _tried(_COMMITS, lambda: _race(trials.place), _ANSWERS_S))
+        yield (commits := _tried(_COMMITS, trials.race, _ANSWERS_S))
         if commits.verdict is Verdict.WORKS:
             yield from _with_spark(trials.place)
         else:
@@ -178,9 +178,14 @@ class _Trials:
 
     def __init__(self, root: Root) -> None:
         self.place = root.place(f"_doctor-{uuid.uuid4().hex}")
-        above = (Path(root.uri), *Path(root.uri).parents) if root.local else ()
+        self._top, self._stored, self._is_new = root.top, in_object_store(root.uri), False
+        above = () if self._stored else (Path(root.uri), *Path(root.uri).parents)
         self._missing = [path for path in above if not path.exists()]
-        self._top, self._marked = root.top, not root.local and not root.top.exists()
+
+    def race(self) -> str:
+        """Let writers race in the directory; see `_race`."""
+        self._is_new = self._stored and not self._top.exists()
+        return _race(self.place)
 
     def clear(self) -> str:
         """Delete the directory, and those above it that were not there before; say so.
@@ -196,9 +201,9 @@ class _Trials:
                     os.rmdir(path)
         except OSError as error:
             raise StoreFailed(
-                f"the trials have left {self.place}, delete it by hand: {told(error)}"
+                f"the trials may have left {self.place}, delete it by hand: {told(error)}"
             ) from error
-        if self._marked and self._top.exists():
+        if self._is_new and self._top.exists():  # S3's client marks the directory above one that it deletes
             return f"an empty directory, {self._top}, which was not there before"
         if self._missing:
             return f"nothing; {self._missing[0]} was not there before: the first start of a job makes it"
