@@ -145,10 +145,10 @@ class PlainQuery:
         self._run(start, until, crash)
         return True
 
-    def drain(self) -> None:
+    def drain(self, most: int = 5) -> None:
         """Read all that there is, as with the trigger available now."""
         self.start()
-        while self.step(5):
+        while self.step(most):
             pass
 
     def _run(self, start: int, until: int, crash: str = "") -> None:
@@ -245,6 +245,9 @@ SHAPES = {
 class World:
     """Queries of a shape, with inputs and tables."""
 
+    most = 5
+    """How many files or versions a batch reads at the most when all queries run to the end."""
+
     def __init__(self, base: Path | Place, shape: str, seed: int, files: int = 40) -> None:
         self.top, self.shape, self.chance, self.now_ms = place_of(base), shape, random.Random(seed), 0
         inputs = sorted({s for _, s, _ in SHAPES[shape] if s.startswith("in")})
@@ -322,7 +325,7 @@ class World:
     def drained(self) -> dict[str, list[int]]:
         """Run all queries to the end of their input, and return what their tables hold."""
         for query in self.queries():
-            query.drain()
+            query.drain(self.most)
         return {table: rows_of(self.top.below(f"t/{table}")) for _, _, table in SHAPES[self.shape]}
 
     def is_whole(self, seed: int) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
+from pyarrow import fs
 from pyspark.sql import SparkSession
 
 import spark_abs
@@ -59,6 +59,13 @@ def with_failpoint(root: str, failpoint: Failpoint, spark: SparkSession | None =
     return replace(spark_abs.open(root, spark), failpoint=failpoint)
 
 
+def write_rows(table: Place, relative: str, rows: pa.Table) -> None:
+    """Write a file of rows into a directory of a table."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink)
+    table.write(f"{relative}/part-0.parquet", sink.getvalue().to_pybytes())
+
+
 def offsets_of(stage: str, batch: int) -> str:
     """Return an offset file as Spark writes it."""
     head = {"batchWatermarkMs": 0, "batchTimestampMs": batch, "conf": {}}
@@ -70,18 +77,24 @@ class SmallJob:
 
     def __init__(
         self,
-        path: Path,
+        path: Path | Place,
         session: Callable[[], SparkSession] = no_session,
         table_properties: Mapping[str, str] | None = None,
         table: str = "",
     ) -> None:
         self.session = session
-        self.root = Root(str(path / "root"))
-        self.table = table or str(path / "lake" / "totals")
+        top = path if isinstance(path, Place) else Place(str(path))
+        self.root = Root(top.below("root").uri, top.storage)
+        self.table = table or top.below("lake/totals").uri
         Control.create(self.root, JOB, 1_000)
-        Table.ensure(Place(self.table), SCHEMA, table_properties or {})
+        Table.ensure(self.place, SCHEMA, table_properties or {})
         self.clock_ms = 10_000
         self.start()
+
+    @property
+    def place(self) -> Place:
+        """The table's place."""
+        return self.root.storage.place(self.table)
 
     @property
     def state(self) -> ledger.ControlState:
@@ -118,10 +131,9 @@ class SmallJob:
         self.batch += 1
         batch = BatchId(self.batch)
         standing = self.writer.commit_batch(numbers(self.root, CHANNEL, values), batch, barrier=barrier)
-        place = f"data/{self.attempt}-{self.run}-{batch}-{uuid.uuid4().hex[:12]}"
-        os.makedirs(f"{self.table}/{place}")
-        pq.write_table(pa.table({"n": pa.array(values, pa.int64())}), f"{self.table}/{place}/part-0.parquet")
-        files = Files(Place(self.table), read_written(self.root.fs, self.table, place))
+        relative, table = f"data/{self.attempt}-{self.run}-{batch}-{uuid.uuid4().hex[:12]}", self.place
+        write_rows(table, relative, pa.table({"n": pa.array(values, pa.int64())}))
+        files = Files(table, read_written(table.fs, table.path, relative))
         self.sink.commit_batch(files, batch)
         return int(standing.entry.version)
 
@@ -183,16 +195,14 @@ class SmallJob:
         positions: tuple[Position, ...],
         outputs: tuple[OutputVersion, ...],
     ) -> StageSnapshot:
-        native = Path(self.root.native("native", self.attempt, StageId(stage)).path)
+        native = self.root.native("native", self.attempt, StageId(stage))
         content = self.native_files(stage, cut)
         captured = []
         for relative, text in content.items():
-            file = native / relative
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
-            info = self.root.fs.get_file_info(str(file))
+            native.write(relative, text.encode())
+            info = native.fs.get_file_info(f"{native.path}/{relative}")
             captured.append(CapturedFile(relative, info.size, info.mtime_ns))
-        stored = self.kept.store(checkpoint, self.root.fs, str(native), captured)
+        stored = self.kept.store(checkpoint, native.fs, native.path, captured)
         return StageSnapshot(
             StageId(stage),
             cut,
@@ -204,12 +214,14 @@ class SmallJob:
 
     def rows(self) -> list[int]:
         """Return what the sink holds."""
-        return sorted(DeltaTable(self.table).to_pyarrow_table()["n"].to_pylist())
+        return sorted(Table.open(self.place).read()["n"].to_pylist())
 
     def native(self, attempt: int, stage: str) -> dict[str, str]:
         """Return the files of a stage's native directory."""
-        base = Path(self.root.path(f"native/{attempt}/{stage}"))
-        return {str(f.relative_to(base)): f.read_text() for f in base.rglob("*") if f.is_file()}
+        place = self.root.place(f"native/{attempt}/{stage}")
+        infos = place.fs.get_file_info(fs.FileSelector(place.path, allow_not_found=True, recursive=True))
+        names = [str(info.path).removeprefix(f"{place.path}/") for info in infos if info.is_file]
+        return {name: (place.read(name) or b"").decode() for name in names}
 
     def _tick(self) -> int:
         self.clock_ms += 10
