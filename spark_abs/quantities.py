@@ -149,3 +149,19 @@ def written(milliseconds: int) -> str:
         (u for u in _MILLISECONDS if milliseconds % _MILLISECONDS[u] == 0), key=_MILLISECONDS.__getitem__
     )
     return f"{milliseconds // _MILLISECONDS[unit]}{unit}"
+
+
+def duration_said(ms: int) -> str:
+    """Return a duration in the unit that suits it."""
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000)):
+        if ms >= size:
+            return f"{ms / size:.1f} {unit}"
+    return f"{ms / 1000:.1f} s" if ms >= 1000 else f"{ms} ms"
+
+
+def size_said(count: int) -> str:
+    """Return a number of bytes in the unit that suits it."""
+    for unit, amount in (("GB", 1024**3), ("MB", 1024**2), ("kB", 1024)):
+        if count >= amount:
+            return f"{count / amount:.1f} {unit}"
+    return f"{count} B"

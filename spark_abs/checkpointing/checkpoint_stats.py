@@ -6,13 +6,13 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from spark_abs.channels.in_flight import bytes_in_flight
+from spark_abs.checkpointing.late_stages import LateStage, late_stages
 from spark_abs.errors import AbortReason, AbsError
 from spark_abs.manifest import Manifest, StageSnapshot
 from spark_abs.model import Barrier, StageId
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.path import channel_path
 from spark_abs.run_context import RunContext
-from spark_abs.stages.alignment_backlog import CheckpointProgress
 from spark_abs.stages.stage import Member
 from spark_abs.store.clock import now_ms
 from spark_abs.store.history import History, HistoryEvent, HistoryRow, unless_refused
@@ -40,9 +40,9 @@ class CheckpointStats:
         self._append(self._row(HistoryEvent.TRIGGERED, barrier, last_completed_age_ms=self._age(now_ms())))
 
     def late(self, barrier: Barrier, stages: Sequence[Member]) -> tuple[HistoryRow, ...]:
-        """Return the progress of the stages that have not made their cut."""
-        now = now_ms()
-        return tuple(self._waiting(barrier, s, now) for s in stages if not s.has_taken(barrier.id))
+        """Return the progress of the stages that have not made their cut, those that hold it up first."""
+        now, taken = now_ms(), [stage.name for stage in stages if stage.has_taken(barrier.id)]
+        return tuple(self._waiting(barrier, late, now) for late in late_stages(barrier, stages, taken))
 
     def overtaken(self, barrier: Barrier, late: Sequence[HistoryRow], stages: int) -> None:
         """Record that a checkpoint became unaligned, and why stages without a cut waited."""
@@ -98,14 +98,13 @@ class CheckpointStats:
         reason: AbortReason,
         detail: str,
         acks: Mapping[StageId, StageSnapshot],
-        stages: Sequence[Member],
+        late: Sequence[LateStage],
     ) -> None:
         """Record an abort: how far each stage had come, and why."""
         now = now_ms()
-        waiting = [stage for stage in stages if stage.name not in acks]
         self._append(
             *(self._acked(barrier, snapshot) for snapshot in acks.values()),
-            *(self._waiting(barrier, stage, now) for stage in waiting),
+            *(self._waiting(barrier, stage, now) for stage in late),
             self._row(
                 HistoryEvent.ABORTED,
                 barrier,
@@ -113,7 +112,7 @@ class CheckpointStats:
                 detail=detail,
                 duration_ms=now - barrier.timestamp_ms,
                 acks=len(acks),
-                stages=len(stages),
+                stages=len(acks) + len(late),
                 last_completed_age_ms=self._age(now),
             ),
         )
@@ -143,17 +142,14 @@ class CheckpointStats:
             inflight_bytes=in_flight,
         )
 
-    def _waiting(self, barrier: Barrier, stage: Member, now: int) -> HistoryRow:
-        try:
-            progress = stage.checkpoint_progress(barrier)
-        except (AbsError, OSError) as error:
-            progress = CheckpointProgress(None, f"how far it is cannot be read: {error}")
+    def _waiting(self, barrier: Barrier, late: LateStage, now: int) -> HistoryRow:
+        progress = late.progress
         first = progress.aligning_since_ms
         return self._row(
             HistoryEvent.STAGE_WAITING,
             barrier,
-            stage=stage.name,
-            detail=progress.what,
+            stage=late.stage,
+            detail=late.why,
             duration_ms=now - barrier.timestamp_ms,
             start_delay_ms=(first or now) - barrier.timestamp_ms,
             alignment_ms=None if first is None else now - first,

@@ -15,6 +15,8 @@ from deltalake.exceptions import DeltaError
 
 from spark_abs.checkpointing.checkpoint_stats import CheckpointStats
 from spark_abs.checkpointing.commands import Abilities, Commands
+from spark_abs.checkpointing.late_stages import late_stages
+from spark_abs.checkpointing.reporting import OpenBarrier, Reporter
 from spark_abs.errors import (
     AbortReason,
     CheckpointNotFound,
@@ -102,12 +104,18 @@ class Coordination:
         self._declined: set[tuple[CheckpointId, StageId]] = set()
         """The checkpoints without an outcome that stages have declined."""
         self._commands_ms = self._beat_ms = 0
+        self._open: tuple[OpenBarrier, ...] = ()
+        """The open checkpoints, for the reporter's thread."""
+        self._reporter = Reporter(
+            ctx, lambda: tuple(self._stages.values()), lambda: self._open, lambda: self._live.now
+        )
         self._thread = threading.Thread(target=self._run, name=f"spark-abs-{ctx.job}", daemon=True)
 
     def start(self) -> None:
         """Start the thread and trigger from now on."""
         self.put(protocol.StatusChanged(steady_ms(), RunStatus.RUNNING))
         self._thread.start()
+        self._reporter.start()
 
     def put(self, event: protocol.Event) -> None:
         """Hand over an event."""
@@ -166,6 +174,7 @@ class Coordination:
         self._events.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join()
+        self._reporter.close()
 
     def _run(self) -> None:
         try:
@@ -196,6 +205,7 @@ class Coordination:
                 if said not in self._declined:  # stages say it again until there is an outcome
                     self._declined.add(said)
                     self.put(declined)
+        self._open = tuple(OpenBarrier(p.barrier, frozenset(p.acks)) for p in self._coordinator.pending)
         now = steady_ms()
         if now - self._commands_ms >= _COMMANDS_EVERY_MS:
             self._commands_ms = now
@@ -336,11 +346,14 @@ class Coordination:
         self._settle_abort(self._barriers[checkpoint], reason, detail)
 
     def _settle_abort(self, barrier: Barrier, reason: AbortReason, detail: str) -> None:
+        acks = next((p.acks for p in self._coordinator.pending if p.id == barrier.id), {})
+        late = late_stages(barrier, tuple(self._stages.values()), acks)
+        if reason is AbortReason.EXPIRED and late:
+            detail += f"; {late[0].stage} is late: {late[0].why}"
         aborted = ledger.Aborted(barrier.id, reason, detail)
         self._control.update(lambda state: ledger.settle(state, aborted=(aborted,)))
         self._ctx.failpoint("abort.settle.after")
-        acks = next((p.acks for p in self._coordinator.pending if p.id == barrier.id), {})
-        self._stats.aborted(barrier, reason, detail, acks, tuple(self._stages.values()))
+        self._stats.aborted(barrier, reason, detail, acks, late)
         level = logging.INFO if reason is AbortReason.JOB_STOPPING else logging.WARNING
         log.log(level, "checkpoint %s aborted: %s: %s", barrier.id, reason.value, detail)
         self._handle(protocol.Decided(steady_ms(), barrier.id, False, reason))

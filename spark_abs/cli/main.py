@@ -15,13 +15,14 @@ from spark_abs.cli.bisect import bisect
 from spark_abs.cli.check import check
 from spark_abs.cli.doctor import doctor
 from spark_abs.cli.guide import guide
-from spark_abs.cli.observe import history, list_checkpoints, show, status, verify
+from spark_abs.cli.observe import history, list_checkpoints, show, verify
 from spark_abs.cli.report import report
 from spark_abs.cli.restore import dispose, forget, restore
 from spark_abs.cli.rewind import rewind
 from spark_abs.cli.root_command import Context, output_option, storage_errors
 from spark_abs.cli.running import savepoint, set_settings, stop
 from spark_abs.cli.state import state
+from spark_abs.cli.status import status
 from spark_abs.cli.watch import watch
 from spark_abs.errors import AbsError, UsageError, get_spark, lacks_spark
 

@@ -1,4 +1,4 @@
-"""Commands that read a root: `list`, `show`, `status`, `history`, `verify`."""
+"""Commands that read a root: `list`, `show`, `history`, `verify`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from urllib.parse import unquote
 import click
 
 from spark_abs.advice import named
-from spark_abs.cli.output import Output, duration, moment, one_line, size, text_of
+from spark_abs.cli.output import Output, batch_number, duration, moment, one_line, size, text_of, watermark
 from spark_abs.cli.root_command import Context, root_command
 from spark_abs.errors import DamageError
 from spark_abs.manifest import Manifest, StageSnapshot
 from spark_abs.manifests.find import lookup
-from spark_abs.model import NO_BATCH, BatchId, CheckpointMode, RunKind
+from spark_abs.model import CheckpointMode
 from spark_abs.observe.listing import CheckpointRow, checkpoint_rows, event_rows
 from spark_abs.observe.sources import SourcePosition, source_positions
-from spark_abs.observe.status import JobStatus, StageStatus, job_status, lease_timeout_ms
 from spark_abs.observe.verification import verify_one, verify_root
-from spark_abs.snapshots.layout import END_OF_TIME_MS
 from spark_abs.store.history import HistoryRow
 from spark_abs.store.root import Root
 
@@ -147,10 +145,6 @@ def _checkpoint_pairs(shown: Shown) -> Iterator[tuple[str, str]]:
     yield "dropped late", f"{late} rows"
 
 
-def _watermark(ms: int | None) -> str:
-    return "end of time" if ms == END_OF_TIME_MS else moment(ms)
-
-
 def _source(found: SourcePosition) -> tuple[str, ...]:
     names = [unquote(uri.rpartition("/")[2]) for uri in found.files]
     more = f" and {len(names) - FILES_SHOWN} more" if len(names) > FILES_SHOWN else ""
@@ -161,9 +155,9 @@ def _stage(found: StageSnapshot) -> tuple[str, ...]:
     timings = found.timings
     return (
         found.stage if found.carried is None else f"{found.stage} (as of checkpoint {found.carried})",
-        _batch(found.cut_batch),
+        batch_number(found.cut_batch),
         str(found.shuffle_partitions or "-"),
-        _watermark(found.watermark_ms),
+        watermark(found.watermark_ms),
         duration(timings.start_delay_ms),
         duration(timings.alignment_ms),
         duration(timings.backpressured_ms),
@@ -173,94 +167,6 @@ def _stage(found: StageSnapshot) -> tuple[str, ...]:
         size(found.size_full),
         str(len(found.files)),
     )
-
-
-STAGES = (
-    ("stage", False),
-    ("finished batch", True),
-    ("unfinished", True),
-    ("checkpoint", True),
-    ("up to batch", True),
-    ("restarts", True),
-    ("", False),
-)
-
-
-@click.command
-@root_command
-def status(ctx: Context, root: Root) -> None:
-    """Show the run of a job, its open and last checkpoints, and each stage.
-
-    The stages for which an open checkpoint waits are first.
-    """
-    found = job_status(root, ctx.now_ms(), lease_timeout_ms())
-
-    def text(out: Output) -> None:
-        out.pairs(_status_pairs(found, ctx.now_ms()))
-        if found.stages:
-            out.line("")
-            out.table(STAGES, map(_stage_status, found.stages))
-
-    ctx.out.result(found, text)
-
-
-def _status_pairs(found: JobStatus, now_ms: int) -> Iterator[tuple[str, str]]:
-    yield "job", f"{found.job} at {found.root}"
-    origin = f", restored from checkpoint {found.restored_from}" if found.restored_from is not None else ""
-    yield "attempt", f"{found.attempt}{origin}{'' if found.ready else ', restore not finished: run it again'}"
-    if found.run is not None:
-        run, began = found.run, duration(now_ms - found.run.started_ms)
-        kind = "" if run.kind is RunKind.JOB else f", a{'n' if run.kind is RunKind.EDIT else ''} {run.kind}"
-        how = f"ended: {run.ended}" if run.ended is not None else "at work"
-        if found.killed:
-            how = "killed, or its machine was lost: it recorded no end"
-        yield "run", f"{run.id}{kind}, begun {began} ago by process {run.pid} on {run.host}, {how}"
-    if found.alive is not None:
-        yield "alive", f"yes, its lease was renewed {duration(found.alive.heard_ms)} ago"
-    else:
-        yield "alive", "no"
-    for stage in found.stages:
-        if stage.failing is not None:
-            failing = stage.failing
-            times = "once" if failing.restarts == 1 else f"{failing.restarts} times"
-            where = "its first batch" if failing.batch == NO_BATCH else f"batch {failing.batch}"
-            said = f"stage {stage.stage!r} has been restarted {times} without finishing {where}"
-            yield "no progress", f"{said}: {failing.cause}"
-    for claim in found.open:
-        name = f" {claim.name!r}" if claim.name else ""
-        yield "open checkpoint", f"{claim.id}, {claim.kind}{name}, for {duration(claim.age_ms)}"
-    if found.last is not None:
-        damage = "" if found.last.damage is None else f", damaged: {one_line(found.last.damage)}"
-        yield "last completed", f"{found.last.id}, {duration(found.last.age_ms)} ago{damage}"
-    else:
-        yield "last completed", "none"
-    if found.last_aborted is not None:
-        aborted = found.last_aborted
-        yield (
-            "last aborted",
-            f"{aborted.id}, {aborted.reason}{': ' if aborted.detail else ''}{aborted.detail}",
-        )
-    for command in found.pending:
-        name = f" {command.name!r}" if command.name else ""
-        yield "waiting command", f"{command.kind}{name}, for {duration(now_ms - command.asked_ms)}"
-
-
-def _stage_status(stage: StageStatus) -> tuple[str, ...]:
-    late = f"late for the open checkpoint: {one_line(stage.waiting)}" if stage.waiting else ""
-    return (
-        stage.stage,
-        _batch(stage.finished),
-        "" if stage.planned == stage.finished else _batch(stage.planned),
-        text_of(stage.checkpoint),
-        "-" if stage.cut is None else _batch(stage.cut),
-        str(stage.restarts or "-"),
-        late,
-    )
-
-
-def _batch(batch: BatchId | None) -> str:
-    """Return a batch for a cell: `-` before the first, `?` if it is not known."""
-    return "?" if batch is None else "-" if batch == NO_BATCH else str(batch)
 
 
 EVENTS = (

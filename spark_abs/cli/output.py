@@ -19,6 +19,9 @@ from rich.text import Text
 
 from spark_abs.codec import to_plain
 from spark_abs.errors import AbsError
+from spark_abs.model import NO_BATCH, BatchId
+from spark_abs.quantities import duration_said, size_said
+from spark_abs.snapshots.layout import END_OF_TIME_MS
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 WIDE = 200
@@ -129,22 +132,22 @@ def moment(ms: int | None) -> str:
 
 def duration(ms: int | None) -> str:
     """Return a duration in the unit that suits it, `-` for None."""
-    if ms is None:
-        return "-"
-    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000)):
-        if ms >= size:
-            return f"{ms / size:.1f} {unit}"
-    return f"{ms / 1000:.1f} s" if ms >= 1000 else f"{ms} ms"
+    return "-" if ms is None else duration_said(ms)
 
 
 def size(count: int | None) -> str:
     """Return a number of bytes in the unit that suits it, `-` for None."""
-    if count is None:
-        return "-"
-    for unit, amount in (("GB", 1024**3), ("MB", 1024**2), ("kB", 1024)):
-        if count >= amount:
-            return f"{count / amount:.1f} {unit}"
-    return f"{count} B"
+    return "-" if count is None else size_said(count)
+
+
+def batch_number(batch: BatchId | None) -> str:
+    """Return a batch for a cell: `-` before the first, `?` if it is not known."""
+    return "?" if batch is None else "-" if batch == NO_BATCH else str(batch)
+
+
+def watermark(ms: int | None) -> str:
+    """Return a watermark for a cell."""
+    return "end of time" if ms == END_OF_TIME_MS else moment(ms)
 
 
 def text_of(value: object) -> str:

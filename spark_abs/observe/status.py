@@ -15,6 +15,7 @@ from spark_abs.observe.listing import CheckpointRow, checkpoint_rows
 from spark_abs.protocol.control import Aborted, Command, ControlState, Run, forgotten
 from spark_abs.settings import Settings
 from spark_abs.snapshots.capture import newest_batch
+from spark_abs.store.activity import RunActivity, StageActivity, read_activity
 from spark_abs.store.control import Control
 from spark_abs.store.history import PATH, History
 from spark_abs.store.lease import read_lease
@@ -86,7 +87,24 @@ class StageStatus:
     failing: FailingBatch | None = None
     """In the live run."""
     waiting: str = ""
-    """Why it had no cut when the open checkpoint became unaligned."""
+    """Why an open checkpoint waits for it: now, or, if the run tells nothing, when it became unaligned."""
+    first: bool = False
+    """Whether it holds the open checkpoint up by itself, and not because a stage before it does."""
+    activity: StageActivity | None = None
+    """What it does now, as the live run tells; None if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbortedInRow:
+    """Checkpoints of the newest run that failed one after another; none has been completed since."""
+
+    number: int
+    first_ms: int
+    """When the first of them was aborted."""
+    checkpoint: CheckpointId
+    """The last of them."""
+    reason: str
+    detail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +144,12 @@ class JobStatus:
     pending: tuple[Command, ...]
     """Commands without an answer."""
     stages: tuple[StageStatus, ...] = ()
-    """Failing stages first, then those that were late for an open checkpoint, then the others as declared."""
+    """Failing stages first, then those that hold an open checkpoint up, those that wait behind them, and the
+    others as declared."""
+    aborted: AbortedInRow | None = None
+    """None if the newest run has completed a checkpoint since its last failed one."""
+    told_ms: int | None = None
+    """The age of what the live run tells of its stages; None if it tells nothing."""
 
 
 def job_status(root: Root, now_ms: int, lease_timeout_ms: int) -> JobStatus:
@@ -145,6 +168,9 @@ def job_status(root: Root, now_ms: int, lease_timeout_ms: int) -> JobStatus:
         if row.id is not None and row.attempt is not None and state.on_path(row.attempt, row.id):
             last = row
     manifest, damage = _manifest(root, state.job, last)
+    activity = None if alive is None else live_activity(root, alive.run)
+    history = History(root) if root.place(PATH).exists() else None
+    stages = _stages(root, state, manifest, None if alive is None else alive.run, history)
     return JobStatus(
         root=root.uri,
         job=state.job,
@@ -163,7 +189,48 @@ def job_status(root: Root, now_ms: int, lease_timeout_ms: int) -> JobStatus:
         last=last if last is None or damage is None else replace(last, damage=damage),
         last_aborted=state.aborted[-1] if state.aborted else None,
         pending=tuple(c for c in state.commands if not c.answered),
-        stages=_stages(root, state, manifest, None if alive is None else alive.run),
+        stages=_with_activity(stages, activity),
+        aborted=None if run is None or history is None else _aborted(history, run.id),
+        told_ms=None if activity is None else max(0, now_ms - activity.at_ms),
+    )
+
+
+def live_activity(root: Root, run: RunId) -> RunActivity | None:
+    """Return what a live run tells of itself, None if it has told nothing yet."""
+    found = read_activity(root)
+    return found if found is not None and found.run == run else None
+
+
+def _with_activity(stages: Sequence[StageStatus], activity: RunActivity | None) -> tuple[StageStatus, ...]:
+    """Add what the live run tells, and order the stages."""
+    if activity is not None:
+        doing = {one.stage: one for one in activity.stages}
+        late = {one.stage: one for one in reversed(activity.late)}
+        stages = [
+            replace(
+                stage,
+                activity=doing.get(stage.stage),
+                waiting=late[stage.stage].why if stage.stage in late else "",
+                first=stage.stage in late and late[stage.stage].first,
+            )
+            for stage in stages
+        ]
+    return tuple(
+        sorted(stages, key=lambda stage: (stage.failing is None, not stage.first, not stage.waiting))
+    )
+
+
+def _aborted(history: History, run: RunId) -> AbortedInRow | None:
+    rows = history.aborted_since_completed(run)
+    if not rows:
+        return None
+    first, last = rows[0], rows[-1]
+    return AbortedInRow(
+        len(rows),
+        first["at_ms"],
+        CheckpointId(last["checkpoint"]),
+        last["reason"] or "",
+        last["detail"] or "",
     )
 
 
@@ -181,13 +248,12 @@ def _manifest(root: Root, job: str, last: CheckpointRow | None) -> tuple[Manifes
 
 
 def _stages(
-    root: Root, state: ControlState, manifest: Manifest | None, run: RunId | None
-) -> tuple[StageStatus, ...]:
+    root: Root, state: ControlState, manifest: Manifest | None, run: RunId | None, history: History | None
+) -> list[StageStatus]:
     """Return the stages of the newest attempt; `run` is the live run, None if there is none."""
     restarts: list[tuple[StageId, BatchId, str]] = []
     late: list[tuple[CheckpointId, StageId, str]] = []
-    if run is not None and root.place(PATH).exists():
-        history = History(root)
+    if run is not None and history is not None:
         restarts, late = history.restarts(run), history.late(run)
     unsettled = {claim.barrier.id for claim in state.claims if claim.run == run}
     waiting = {stage: why for checkpoint, stage, why in late if checkpoint in unsettled}
@@ -197,7 +263,7 @@ def _stages(
         mine = [(batch, cause) for failed, batch, cause in restarts if failed == name]
         failing = _failing(mine, stage.finished)
         found.append(replace(stage, restarts=len(mine), failing=failing, waiting=waiting.get(name, "")))
-    return tuple(sorted(found, key=lambda stage: (stage.failing is None, not stage.waiting)))
+    return found
 
 
 def _names(

@@ -26,6 +26,7 @@ from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import (
     NO_RUN,
     ChannelId,
+    Entry,
     RunId,
     StageId,
     channel_id,
@@ -62,6 +63,7 @@ from spark_abs.stages.outputs import Outputs, open_writers
 from spark_abs.stages.queries import start_queries
 from spark_abs.stages.snapshotter import Snapshotter
 from spark_abs.stages.stage import StageRunner
+from spark_abs.stages.unread import Unread
 from spark_abs.store.control import Control
 
 if TYPE_CHECKING:
@@ -126,6 +128,7 @@ class Launch:
         self._declared_shapes, self._policy, self._rebuilds = shapes, policy, rebuilds
         self._started, self._laps, self._drain_to = started, laps, drain
         self._termination, self._events, self._late = Termination(), Events(), LateRows()
+        self._unread = Unread(ctx)
         self._senders: Senders
         self._snapshots: Snapshotter
 
@@ -293,10 +296,15 @@ class Launch:
             ),
             snapshots=self._snapshots,
             credit=self._credit(stage.name),
-            wrote=self._senders.wrote,
+            wrote=self._wrote,
+            unread=self._unread,
         )
         runner.batch_lock.await_stop = partial(sleep_until_stopped, job.spark)
         return runner
+
+    def _wrote(self, entries: Mapping[ChannelId, Entry]) -> None:
+        self._unread.wrote(entries)
+        self._senders.wrote(entries)
 
     def _reopened(self, stage: StageDecl) -> StageRunner:
         """Make a further runner of a stage, with separate handles."""

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import StreamingQueryException
 
@@ -166,6 +166,10 @@ class RunningStage:
         tables = {table: Version(version) for table, version in self._parts.plan.static_tables.items()}
         facts = StageFacts(tables, self._dropped_late, self._parts.plan.functions)
         self._parts.snapshots.register(self.name, facts, self.runner.batch_lock.wake)
+        self.runner.find_query = self._find_query
+
+    def _find_query(self) -> Any | None:
+        return None if self.query is None else self.query._jsq
 
     def _dropped_late(self) -> int:
         """Return the number of rows dropped as late since the run began."""

@@ -30,6 +30,10 @@ class CheckpointProgress:
     """Bytes that queued up behind the barrier on waiting inputs."""
     backpressured_ms: int | None = None
     """How long the stage has waited for credit since its last cut."""
+    work: str = ""
+    """What its batch under way does and for how long; empty without one, and once the cut is made."""
+    behind: tuple[str, ...] = ()
+    """The channels whose barrier the stage has not read."""
 
 
 class Backlog:

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from spark_abs.manifest import StageSnapshot, Timings
-from spark_abs.model import Barrier, CheckpointId, CheckpointKind
+from spark_abs.model import Barrier, CheckpointId, CheckpointKind, StageId
 from spark_abs.protocol.messages import Acked
 from spark_abs.stages.alignment_backlog import CheckpointProgress
 from spark_abs.stages.barriers import BarrierProgress, Barriers
 from spark_abs.stages.batch_lock import BatchLock
+from spark_abs.store.activity import StageActivity
 from spark_abs.store.clock import now_ms, steady_ms
 
 
@@ -55,6 +56,15 @@ class DormantStage:
     def has_taken(self, checkpoint: CheckpointId) -> bool:
         """Say whether a checkpoint was answered."""
         return self.progress.taken >= checkpoint
+
+    @property
+    def producers(self) -> frozenset[StageId]:
+        """No stage: wrapped queries read no channels."""
+        return frozenset()
+
+    def activity(self) -> StageActivity:
+        """Return that nothing is done."""
+        return StageActivity(self.name, what="the query does not run")
 
     def checkpoint_progress(self, _barrier: Barrier) -> CheckpointProgress:
         """Return the progress of a checkpoint here."""

@@ -22,8 +22,10 @@ from spark_abs.protocol.evaluation import Consumer, Staged, Write, files_of, mis
 from spark_abs.run_context import RunContext
 from spark_abs.sinks.delta.sink import DeltaSink
 from spark_abs.spark.plans import repeatable
+from spark_abs.stages.activity import Activity
 from spark_abs.stages.batch import Repeated
 from spark_abs.stages.lookups import StageLookups
+from spark_abs.store.activity import Phase
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -73,6 +75,7 @@ class Evaluator:
         functions: Sequence[SinkSpec],
         repeatable: bool,
         newest: BatchId,
+        activity: Activity,
         lookups: StageLookups | None = None,
         last: Repeated | None = None,
     ) -> None:
@@ -86,10 +89,11 @@ class Evaluator:
             functions: its other sinks.
             repeatable: whether its frame has the same rows however often it is evaluated.
             newest: the newest batch that an output holds, `NO_BATCH` if none holds any.
+            activity: is told which output is evaluated.
             lookups: its lookups; Spark runs its stream alone then, and the frame of a batch is made here.
             last: what outputs hold of the newest batch; needed for lookups only.
         """
-        self._ctx, self._spec = ctx, spec
+        self._ctx, self._spec, self._activity = ctx, spec, activity
         self._channels = {ctx.root.channel(w.channel): w for w in channels}
         self._tables = {table.uri: (sink, table) for sink, table in tables}
         self._called = [sink.source.name for sink in functions]
@@ -182,6 +186,7 @@ class Evaluator:
         if reads + for_state > 1:
             _keep(stack, frame)
         if for_state:
+            self._activity.enter(Phase.STATE)
             frame.write.format("noop").mode("overwrite").save()
         source = _read(frame, self._find(named_files[MAIN_OUTPUT], batch)) if over_named else frame
         for write in work:
@@ -203,6 +208,7 @@ class Evaluator:
     def _write(self, write: Write, rows: DataFrame, done: _Work, consumers: Sequence[Consumer]) -> None:
         """Evaluate one output into files, for all its consumers."""
         root, output, batch = self._ctx.root, write.output, done.batch
+        self._activity.enter(Phase.WRITING, output)
         if write.to is None:
             name = directory_name(self._ctx.attempt, self._ctx.run, batch)
             place = f"{staging_of(self._spec.name, output)}/{name}"

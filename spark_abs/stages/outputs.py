@@ -31,6 +31,7 @@ from spark_abs.run_context import RunContext
 from spark_abs.sinks.delta.commit_metadata import PlannedBatch
 from spark_abs.sinks.delta.sink import DeltaSink
 from spark_abs.sinks.delta.sink_log import SinkLog
+from spark_abs.stages.activity import Activity
 from spark_abs.stages.barriers import BarrierProgress
 from spark_abs.stages.batch import BatchFacts, Committed, Current, Marker, Repeated, within
 from spark_abs.stages.evaluation import Evaluated, Evaluator
@@ -38,6 +39,7 @@ from spark_abs.stages.held import held, open_logs
 from spark_abs.stages.lookups import StageLookups
 from spark_abs.stages.native import NativeLog
 from spark_abs.stages.watched import WatchedTables
+from spark_abs.store.activity import Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,8 @@ class Outputs:
         self._tables = [(s, tables[s.name]) for s in sinks if s.table is not None]
         self._functions = [s for s in sinks if s.function is not None]
         self._watched = watched
+        self.activity = Activity()
+        """What the stage does; the batch thread writes, any thread reads."""
         self._searched = Version(-1)
         """The entry of the first channel up to which every barrier is on the others, too."""
         self.progress = BarrierProgress()
@@ -147,6 +151,7 @@ class Outputs:
             repeatable=repeatable,
             lookups=lookups,
             newest=self._newest,
+            activity=self.activity,
             last=last,
         ).evaluated
         self._lookups = lookups
@@ -226,6 +231,7 @@ class Outputs:
         """Commit a batch to the tables; one without rows gets no commit. The first commit names the files."""
         named, lookups = ((), ()) if self.channels else (given.named, given.lookups)
         for sink, table in self._tables:
+            self.activity.enter(Phase.COMMITTING, sink.name)
             files = given.files.get(table.uri)
             commits = files is not None and bool(files.written.files or table.overwrites)
             plans = self._plans(table, facts) if commits else ()
@@ -251,6 +257,7 @@ class Outputs:
                 app_id=app,
             )
             assert sink.function is not None
+            self.activity.enter(Phase.CALLING, sink.name)
             within(value, partial(sink.function, given.frames[sink.source.name], int(batch)))
         if self._watched is not None:
             self._watched.require(batch)
@@ -349,6 +356,7 @@ class Outputs:
         marker: Marker,
         at: Version | None,
     ) -> Entry:
+        self.activity.enter(Phase.COMMITTING, writer.output)
         entry = writer.commit_batch(
             given.written(self._ctx.root.channel(writer.channel)),
             facts.batch,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spark_abs.alignment.align import Settled, exceeds, waiting
 from spark_abs.alignment.loops import forward
@@ -29,11 +29,14 @@ from spark_abs.model import (
     StageId,
     Version,
     positions_of,
+    producer,
 )
 from spark_abs.protocol.credit import at_once
 from spark_abs.protocol.messages import Declined
 from spark_abs.run_context import RunContext
 from spark_abs.snapshots.layout import parse_offsets
+from spark_abs.spark.query_progress import QueryProgress, is_planning, last_progress
+from spark_abs.stages.activity import said
 from spark_abs.stages.alignment_backlog import AlignmentWatch, CheckpointProgress
 from spark_abs.stages.barriers import BarrierChoice, Barriers
 from spark_abs.stages.batch import BatchFacts, Planned
@@ -44,6 +47,8 @@ from spark_abs.stages.native import NativeLog
 from spark_abs.stages.new_rows import reads_rows
 from spark_abs.stages.outputs import Outputs, fixed_rows
 from spark_abs.stages.snapshotter import Snapshotter, Taken
+from spark_abs.stages.unread import Unread
+from spark_abs.store.activity import Phase, StageActivity
 from spark_abs.store.clock import now_ms, steady_ms
 
 if TYPE_CHECKING:
@@ -79,10 +84,34 @@ class StageRunner:
         snapshots: Snapshotter,
         credit: Credit,
         wrote: Callable[[Mapping[ChannelId, Entry]], None] = lambda _: None,
+        unread: Unread | None = None,
     ) -> None:
-        """Take the stage; `wrote` is called in the query's thread with each batch that its channels hold."""
+        """Take the stage.
+
+        Args:
+            ctx: the run.
+            name: the stage.
+            outputs: its outputs.
+            start: where it begins in each channel.
+            snapshots: what copies its state.
+            credit: its credit.
+            wrote: called in the query's thread with each batch that its channels hold.
+            unread: counts what is in the channels of the run.
+        """
         self.name = name
         self._wrote = wrote
+        self._unread = unread
+        self._activity = outputs.activity
+        self.find_query: Callable[[], Any | None] = lambda: None
+        """Returns the JVM object of the running query, None if there is none."""
+        self._reported: QueryProgress | None = None
+        self._read: tuple[Position, ...] | None = None
+        """Where the inputs stand, None before the first batch of this run."""
+        self._began_after: tuple[Position, ...] | None = None
+        self._recorded = NO_BATCH
+        """A batch whose end Spark has recorded."""
+        self._moved: dict[ChannelId, int] = {}
+        self._watermark: tuple[int, int | None] = 0, None
         self.batch_lock = BatchLock()
         self.failure: Failure | None = None
         self._ctx = ctx
@@ -115,7 +144,8 @@ class StageRunner:
         the batch decides for the others: the repeat takes the files that it names. After 5, the repeat skips
         commits.
         """
-        batch, failpoint = BatchId(batch_id), self._ctx.failpoint
+        batch, failpoint, finished = BatchId(batch_id), self._ctx.failpoint, False
+        self._activity.begin(batch)
         try:
             failpoint(f"batch.{self.name}.wait.before")  # 1
             planned, credited_ms = self._planned(batch), self.credit.waited_ms
@@ -123,6 +153,7 @@ class StageRunner:
                 if self.only is not None and batch != self.only:
                     raise StageStopped(f"only batch {self.only} is run now")
                 self._run(frame, planned, waited_ms - (self.credit.waited_ms - credited_ms))
+            finished = True
         except StageStopped:
             if self.only is None or batch > self.only:
                 self.batch_lock.park()
@@ -132,6 +163,7 @@ class StageRunner:
             raise
         finally:
             self.credit.waits_for(())
+            self._activity.end(finished)
 
     def _planned(self, batch: BatchId) -> Planned:
         text = self.native.offsets_text(batch)
@@ -151,17 +183,21 @@ class StageRunner:
     def _admit(self, planned: Planned) -> bool:
         """Say whether a batch may begin now (P19), and count the time for which it waits for credit."""
         if not self._snapshots.permits(self.name, planned.facts.batch):
+            self._activity.enter(Phase.WAITING, "the copies of earlier checkpoints")
             return False
         offered = self._choice.offered(planned)
         exempt = self.only is not None or at_once(planned.emission, self.progress.every, offered)
         full = () if exempt else self.credit.full()
         self.credit.waits_for(full)
+        self._activity.enter(Phase.WAITING, f"credit on {', '.join(full)}" if full else "")
         return not full
 
     def _run(self, frame: DataFrame, planned: Planned, waited_ms: int) -> None:
         began, failpoint = now_ms(), self._ctx.failpoint
         facts, after = planned.facts, planned.after
         batch = facts.batch
+        self._activity.enter(Phase.READING)
+        self._note_positions(planned, began)
         failpoint(f"batch.{self.name}.read.before")  # 2
         repeated = self._outputs.repeated(batch)
         marker = None if repeated is None else repeated.marker
@@ -184,6 +220,8 @@ class StageRunner:
             self._wrote(written)
             self._outputs.commit_sinks(given, facts)
             self._outputs.call_functions(given, batch, max((p.epoch for p in after), default=NO_EPOCH))  # 6
+        self._activity.enter(Phase.ENDING)
+        self._read = after
         failpoint(f"batch.{self.name}.handover.before")
         if done.barrier is not None and done.barrier.id > max(self.progress.taken, self._ctx.floor):  # 7
             versions = {output: entry.version for output, entry in done.entries.items()}
@@ -191,6 +229,16 @@ class StageRunner:
                 done.barrier, batch, positions=after, channels=versions, began_ms=began, waited_ms=waited_ms
             )
         failpoint(f"batch.{self.name}.handover.after")
+
+    def _note_positions(self, planned: Planned, now: int) -> None:
+        """Remember for operators which inputs the batch reads from, and its watermark."""
+        self._read = planned.before
+        before = {position.channel: position.version for position in planned.before}
+        for position in planned.after:
+            if position.version > before.get(position.channel, position.version):
+                self._moved[position.channel] = now
+        if planned.facts.watermark_ms != self._watermark[0]:
+            self._watermark = planned.facts.watermark_ms, now
 
     def _take_ahead(self, batch: BatchId, before: tuple[Position, ...]) -> None:
         """Take unaligned barriers ahead of a batch that no output holds yet (P16)."""
@@ -340,6 +388,60 @@ class StageRunner:
         """Say whether the stage has made its cut of a checkpoint."""
         return self.progress.taken >= checkpoint
 
+    @property
+    def producers(self) -> frozenset[StageId]:
+        """The stages from which it reads, those over a feedback edge left out."""
+        return frozenset(producer(position.channel) for position in forward(self.start))
+
+    def activity(self) -> StageActivity:
+        """Return what the stage does now. Any thread; it may read the native checkpoint and ask Spark."""
+        doing, done, query = self._activity.now, self._activity.done, self.find_query()
+        since: int | None
+        if query is not None and (self._reported is None or self._reported.batch < done.batch):
+            self._reported = last_progress(query) or self._reported
+        if doing is not None:
+            phase, what, since = doing.phase, doing.what, doing.since_ms
+        elif not self._is_recorded(done.batch):
+            phase, what, since = Phase.ENDING, "", done.ended_ms
+        else:
+            plans = None if query is None else is_planning(query)
+            phase, what = (Phase.IDLE, "") if plans is None else (Phase.PLANNING, plans)
+            since = done.ended_ms
+        reported = self._reported
+        return StageActivity(
+            self.name,
+            phase,
+            what,
+            since,
+            batch=done.batch if doing is None else doing.batch,
+            began_ms=done.began_ms if doing is None else doing.began_ms,
+            ended_ms=done.ended_ms,
+            last_ms=done.last_ms,
+            slowest_ms=done.slowest_ms,
+            longest=done.longest,
+            rows=None if reported is None else reported.rows,
+            rows_per_s=None if reported is None else reported.rows_per_s,
+            watermark_ms=self._watermark[0],
+            watermark_since_ms=self._watermark[1],
+            state_rows=None if reported is None else reported.state_rows,
+            state_memory=None if reported is None else reported.state_memory,
+            inputs=()
+            if self._unread is None
+            else tuple(self._unread.after(p, self._moved.get(p.channel)) for p in self._stands_at()),
+        )
+
+    def _is_recorded(self, batch: BatchId) -> bool:
+        """Say whether Spark has recorded the end of the newest finished batch."""
+        if batch > self._recorded and self.native.has_committed(batch):
+            self._recorded = batch
+        return batch <= self._recorded
+
+    def _stands_at(self) -> tuple[Position, ...]:
+        """Return how far the inputs are read; before the first batch of this run, how far they were."""
+        if self._read is None and self._began_after is None:
+            self._began_after = self.consumed()
+        return self._read or self._began_after or self.start
+
     def checkpoint_progress(self, barrier: Barrier) -> CheckpointProgress:
         """Return how far the stage is with a checkpoint, from its newest planned batch."""
         since, size = self._aligning_since.get(barrier.id), self._alignment.size(barrier.id)
@@ -356,7 +458,10 @@ class StageRunner:
             what = f"the batch that takes the barrier, after {batch}, has not ended"
         if self.credit.waiting:
             what += f"; it waits for credit on {', '.join(self.credit.waiting)}"
-        return CheckpointProgress(since, what, size if late else 0, waited_ms)
+        doing = self._activity.now
+        work = "" if doing is None else said(doing, now_ms())
+        alignment_bytes = size if late else 0
+        return CheckpointProgress(since, what, alignment_bytes, waited_ms, work=work, behind=tuple(late))
 
     def notify(self, checkpoint: CheckpointId, completed: bool) -> None:
         """Take the outcome of a checkpoint (P15)."""

@@ -14,6 +14,7 @@ import pyarrow as pa
 from deltalake import write_deltalake
 from deltalake.exceptions import DeltaError
 
+from spark_abs.errors import AbortReason
 from spark_abs.model import AttemptId, BatchId, CheckpointId, RunId, StageId
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
@@ -52,6 +53,12 @@ SCHEMA = pa.schema(
         ("inflight_bytes", pa.int64()),
     ]
 )
+
+
+NO_FAILURE = frozenset(
+    reason.value for reason in (AbortReason.SUBSUMED, AbortReason.JOB_STOPPING, AbortReason.RUN_ENDED)
+)
+"""Reasons of aborts that are part of a job in order."""
 
 
 class HistoryEvent(StrEnum):
@@ -155,23 +162,38 @@ class History:
 
     def restarts(self, run: RunId) -> list[tuple[StageId, BatchId, str]]:
         """Return stage, batch and cause of each restart of a run, oldest first."""
-        found = self._of(run, HistoryEvent.STAGE_RESTARTED, ("stage", "batch", "detail"))
+        found = self._of(run, (HistoryEvent.STAGE_RESTARTED,), ("stage", "batch", "detail"))
         return [(StageId(row["stage"]), BatchId(row["batch"]), row["detail"] or "") for row in found]
 
     def late(self, run: RunId) -> list[tuple[CheckpointId, StageId, str]]:
         """Return, by time, the stages without a cut when a checkpoint was overtaken or aborted, and why."""
-        found = self._of(run, HistoryEvent.STAGE_WAITING, ("checkpoint", "stage", "detail"))
+        found = self._of(run, (HistoryEvent.STAGE_WAITING,), ("checkpoint", "stage", "detail"))
         return [
             (CheckpointId(row["checkpoint"]), StageId(row["stage"]), row["detail"] or "") for row in found
         ]
 
-    def _of(self, run: RunId, event: HistoryEvent, columns: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the events of one kind of a run by time; none if the table is older than the columns."""
+    def aborted_since_completed(self, run: RunId) -> list[dict[str, Any]]:
+        """Return the checkpoints of a run that failed since its newest completed one, oldest first.
+
+        Those that a newer one subsumed, and those of a run that stops, have not failed. Of each `checkpoint`,
+        `at_ms`, `reason` and `detail`.
+        """
+        columns = ("event", "checkpoint", "reason", "detail")
+        found: list[dict[str, Any]] = []
+        for row in self._of(run, (HistoryEvent.ABORTED, HistoryEvent.COMPLETED), columns):
+            if row["event"] == HistoryEvent.COMPLETED.value:
+                found.clear()
+            elif row["reason"] not in NO_FAILURE:
+                found.append(row)
+        return found
+
+    def _of(self, run: RunId, kinds: Sequence[HistoryEvent], columns: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the events of some kinds of a run by time; none if the table is older than the columns."""
         self._table.refresh()
         wanted = ("at_ms", *columns)
         if not {*wanted} <= {*self._table.schema.names}:
             return []
-        mine = [("event", "=", event.value), ("run", "=", int(run))]
+        mine = [("event", "in", [kind.value for kind in kinds]), ("run", "=", int(run))]
         return self._table.read(wanted, mine).sort_by("at_ms").to_pylist()  # type: ignore[no-any-return]
 
     def read(self) -> pa.Table:

@@ -271,6 +271,7 @@ class _Host:
         refuse_older(newest, stage, state, storage)
         uses = Uses(stage, native.tables_read(batch), tuple(table.uri for table in tables))
         guest = _Guest(self._runner(wrapped, session, tables), native.query_id(), uses)
+        guest.runner.find_query = partial(active_query, self._spark, guest.query)
         with self._lock:
             if self._left:
                 return None

@@ -11,6 +11,7 @@ import pytest
 
 from spark_abs.manifest import OutputVersion
 from spark_abs.model import NO_EPOCH, AttemptId, Barrier, BatchId, CheckpointId, CheckpointKind, StageId
+from spark_abs.stages.activity import Activity
 from spark_abs.stages.barriers import BarrierProgress
 from spark_abs.stages.outputs import IdleCut
 from spark_abs.stages.snapshotter import Taken
@@ -43,6 +44,7 @@ class IdleSource:
             lookup_versions=(),
             end=lambda: None,
             progress=BarrierProgress(),
+            activity=Activity(),
         )
         self.away = False
         """Whether the log of a table cannot be read."""

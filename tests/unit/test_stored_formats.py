@@ -74,6 +74,7 @@ from spark_abs.sinks.postgres.sink import Postgres
 from spark_abs.state.group import Head
 from spark_abs.state.processor import Record
 from spark_abs.state.segments import SegmentMetadata
+from spark_abs.store.activity import Backlog, Disk, Earlier, Late, Longest, Phase, RunActivity, StageActivity
 from spark_abs.store.control import SCHEMA as CONTROL
 from spark_abs.store.history import SCHEMA as HISTORY
 from spark_abs.store.history import HistoryEvent
@@ -209,6 +210,7 @@ def words_of_the_record() -> set[str]:
         *(OperatorShape, SourceShape, StateFunction, Head, SegmentMetadata, Record, Origin),
         *(LookupVersion, Position, Barrier, EntryMetadata, Attempt, Run, Claim, Aborted, Command, Lease),
         *(SinkMetadata, PlannedBatch, Rebuilt, StartedFunctions, Staged, OutsideSink, Mark, Postgres, Kafka),
+        *(RunActivity, StageActivity, Backlog, Late, Disk, Earlier, Longest),
         *(Iceberg, IcebergMark, Kept, EpochTable, CommittedEpoch, ChangeOptions, Tombstones, TombstoneFile),
     ],
 )
@@ -222,6 +224,8 @@ def test_every_column_is_in_the_record_of_formats(schema: pa.Schema) -> None:
     assert set(schema.names) <= words_of_the_record()
 
 
-@pytest.mark.parametrize("closed", [CheckpointKind, CheckpointMode, AbortReason, HistoryEvent, CommandKind])
+@pytest.mark.parametrize(
+    "closed", [CheckpointKind, CheckpointMode, AbortReason, HistoryEvent, CommandKind, Phase]
+)
 def test_every_value_of_a_closed_list_is_in_the_record_of_formats(closed: type[StrEnum]) -> None:
     assert [m.value for m in closed if f"`{m.value}`" not in ADR.read_text()] == []

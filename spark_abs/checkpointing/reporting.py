@@ -1,0 +1,189 @@
+"""The thread that tells commands in other processes what a run does."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+
+from spark_abs.checkpointing.late_stages import late_stages
+from spark_abs.model import Barrier, StageId
+from spark_abs.run_context import RunContext
+from spark_abs.settings import Settings
+from spark_abs.stages.stage import Member
+from spark_abs.store.activity import (
+    WRITE_EVERY_MS,
+    Disk,
+    Earlier,
+    Late,
+    RunActivity,
+    StageActivity,
+    write_activity,
+)
+from spark_abs.store.clock import now_ms
+from spark_abs.store.storage import Place
+
+log = logging.getLogger(__name__)
+
+ALWAYS_AFTER_MS = 10_000
+"""The file is written after this time even if nothing has changed."""
+LATE_AFTER_MS = 1000
+"""A checkpoint that is open for less is not examined."""
+SAMPLE_EVERY_MS = 60_000
+_LAGS, _SPACES = 30, 60
+"""So many samples of lags and of disks are kept."""
+_WRITES = 20
+_PACKAGES = ("spark-abs", "pyspark", "deltalake", "pyarrow")
+_SETTINGS = (
+    "interval_ms",
+    "min_pause_ms",
+    "timeout_ms",
+    "mode",
+    "aligned_timeout_ms",
+    "max_concurrent",
+    "tolerable_failures",
+    "keep",
+    "capacity_entries",
+    "capacity_bytes",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBarrier:
+    """A checkpoint without an outcome, and the stages that have acknowledged it."""
+
+    barrier: Barrier
+    acked: frozenset[StageId]
+
+
+class Reporter:
+    """Writes `control/_activity.json` from a thread of its own.
+
+    Nothing waits for it, and it waits for nobody: a slow store only makes the file old. Whatever fails in it
+    is logged, and the run continues.
+    """
+
+    def __init__(
+        self,
+        ctx: RunContext,
+        stages: Callable[[], Sequence[Member]],
+        open_: Callable[[], Sequence[OpenBarrier]],
+        settings: Callable[[], Settings],
+    ) -> None:
+        self._ctx = ctx
+        self._stages, self._open, self._settings = stages, open_, settings
+        self._done = threading.Event()
+        self._written: RunActivity | None = None
+        self._took: deque[int] = deque(maxlen=_WRITES)
+        self._sampled_ms = 0
+        self._lags: dict[StageId, deque[Earlier]] = {}
+        self._spaces: dict[str, deque[tuple[int, int]]] = {}
+        self._disks: tuple[Disk, ...] = ()
+        self._failed = False
+        self._thread = threading.Thread(target=self._run, name=f"spark-abs-report-{ctx.run}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Let the thread end; it is not waited for, since a store may hold it for long."""
+        self._done.set()
+
+    def _run(self) -> None:
+        while not self._done.wait(WRITE_EVERY_MS / 1000):
+            try:
+                self.report()
+            except Exception as error:  # noqa: BLE001 - it must never end the run
+                log.log(logging.DEBUG if self._failed else logging.WARNING, "no activity: %s", error)
+                self._failed = True
+            else:
+                self._failed = False
+
+    def report(self) -> None:
+        """Write the file if something has changed, or if it is old."""
+        now = now_ms()
+        found = self._look(now)
+        before = self._written
+        if before is not None and now - before.at_ms < ALWAYS_AFTER_MS and _same(before, found):
+            return
+        began = time.monotonic()
+        write_activity(self._ctx.root, found)
+        self._took.append(int((time.monotonic() - began) * 1000))
+        self._written = found
+
+    def _look(self, now: int) -> RunActivity:
+        stages = self._stages()
+        found = tuple(stage.activity() for stage in stages)
+        if now - self._sampled_ms >= SAMPLE_EVERY_MS:
+            self._sampled_ms = now
+            self._disks = self._look_at_disks(now)
+            self._sample_lags(found, now)
+        earlier = (self._lags[one.stage][0] for one in found if one.stage in self._lags)
+        return RunActivity(
+            self._ctx.run,
+            now,
+            found,
+            late=tuple(self._late(stages, now)),
+            write_ms=max(self._took, default=None),
+            disks=self._disks,
+            earlier=tuple(earlier),
+            settings=_settings(self._settings()),
+            versions=_versions(),
+        )
+
+    def _late(self, stages: Sequence[Member], now: int) -> list[Late]:
+        found = [
+            Late(one.barrier.id, late.stage, late.why, late.first)
+            for one in self._open()
+            if now - one.barrier.timestamp_ms >= LATE_AFTER_MS
+            for late in late_stages(one.barrier, stages, one.acked)
+        ]
+        return sorted(found, key=lambda late: (not late.first, late.checkpoint))
+
+    def _sample_lags(self, stages: Sequence[StageActivity], now: int) -> None:
+        for stage in stages:
+            samples = self._lags.setdefault(stage.stage, deque(maxlen=_LAGS))
+            samples.append(Earlier(stage.stage, now, sum(i.rows for i in stage.inputs), stage.lag_ms(now)))
+
+    def _look_at_disks(self, now: int) -> tuple[Disk, ...]:
+        ctx = self._ctx
+        places: dict[int, Place] = {}
+        for place in (ctx.root.top, ctx.root.anywhere(ctx.natives)):
+            if place.local and os.path.isdir(place.path):
+                places.setdefault(os.stat(place.path).st_dev, place)
+        return tuple(self._space(place.path, now) for place in places.values())
+
+    def _space(self, path: str, now: int) -> Disk:
+        usage = shutil.disk_usage(path)
+        samples = self._spaces.setdefault(path, deque(maxlen=_SPACES))
+        samples.append((now, usage.free))
+        before_ms, before = samples[0]
+        return Disk(path, usage.free, usage.total, before, before_ms)
+
+
+def _same(before: RunActivity, now: RunActivity) -> bool:
+    return replace(now, at_ms=before.at_ms, write_ms=before.write_ms) == before
+
+
+def _settings(settings: Settings) -> Mapping[str, str]:
+    values = {name: getattr(settings, name) for name in _SETTINGS}
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+@cache
+def _versions() -> Mapping[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

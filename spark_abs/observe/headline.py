@@ -1,0 +1,71 @@
+"""The first line of a status: what is wrong with a job now, in one sentence."""
+
+from __future__ import annotations
+
+from spark_abs.model import NO_BATCH
+from spark_abs.observe.status import JobStatus, StageStatus
+from spark_abs.quantities import duration_said
+
+_OLD_MS = 15_000
+"""A live run that has told nothing for so long is slow to reach its store, or hangs."""
+
+
+def headline(found: JobStatus, now_ms: int) -> str:
+    """Return the most urgent fact about a job."""
+    job = f"job {found.job}"
+    if not found.ready:
+        return f"{job}: a restore is not finished; run the same restore again"
+    if found.run is None:
+        return f"{job} was never started"
+    if found.killed:
+        return f"{job} does not run: run {found.run.id} was killed, or its machine was lost; start it again"
+    if found.alive is None:
+        return f"{job} does not run: run {found.run.id} {_ended(found.run.ended)}"
+    failing = next((stage for stage in found.stages if stage.failing is not None), None)
+    if failing is not None and failing.failing is not None:
+        return f"{job}: {without_progress(failing)}"
+    if found.aborted is not None:
+        return f"{job}: {_aborted(found, now_ms)}"
+    late = next((stage for stage in found.stages if stage.waiting), None)
+    if late is not None and found.open:
+        return f"{job} runs; checkpoint {found.open[0].id} waits for {late.stage}: {late.waiting}"
+    if found.told_ms is not None and found.told_ms > _OLD_MS:
+        return f"{job} runs, and has told nothing of its stages for {found.told_ms // 1000} s"
+    last = "has completed no checkpoint yet"
+    if found.last is not None and found.last.age_ms is not None:
+        last = f"completed checkpoint {found.last.id} {duration_said(found.last.age_ms)} ago"
+    return f"{job} runs and {last}"
+
+
+def without_progress(stage: StageStatus) -> str:
+    """Say at which batch a stage fails again and again, with the cause of the last failure."""
+    failing = stage.failing
+    if failing is None:
+        return ""
+    times = "once" if failing.restarts == 1 else f"{failing.restarts} times"
+    where = "its first batch" if failing.batch == NO_BATCH else f"batch {failing.batch}"
+    said = f"stage {stage.stage!r} has been restarted {times} without finishing {where}"
+    return f"{said}: {failing.cause.strip().partition(chr(10))[0]}"
+
+
+def _aborted(found: JobStatus, now_ms: int) -> str:
+    aborted = found.aborted
+    assert aborted is not None
+    which = f"checkpoint {aborted.checkpoint} was"
+    if aborted.number > 1:
+        which = f"the last {aborted.number} checkpoints, up to {aborted.checkpoint}, were"
+    since = "none is complete"
+    if found.last is not None and found.last.completed_ms is not None:
+        since = (
+            f"the last complete one is {found.last.id}, {duration_said(now_ms - found.last.completed_ms)} old"
+        )
+    late = next((stage for stage in found.stages if stage.first), None)
+    why = f"{aborted.reason}, {aborted.detail}" if aborted.detail else aborted.reason
+    if late is not None:
+        why = f"{aborted.reason}; now {late.stage} is late: {late.waiting}"
+    return f"{which} aborted, {since}: {why}"
+
+
+def _ended(how: str | None) -> str:
+    first = (how or "stopped").strip().partition("\n")[0]
+    return f"ended: {first}"
