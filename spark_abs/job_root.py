@@ -16,6 +16,7 @@ from spark_abs.logs import speak
 from spark_abs.manifests.find import check_savepoint_name
 from spark_abs.model import CheckpointId
 from spark_abs.observe.client import ask_run, new_command, set_live, stop_run
+from spark_abs.observe.inspect import Inspection
 from spark_abs.observe.listing import checkpoint_table, event_table
 from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.observe.status import JobStatus, job_status, lease_timeout_ms
@@ -104,6 +105,14 @@ class JobRoot:
     def status(self) -> JobStatus:
         """Return the status of the job: attempt, newest run and whether it is alive, open checkpoints."""
         return job_status(self.root, self.clock_ms(), lease_timeout_ms())
+
+    @property
+    def inspect(self) -> Inspection:
+        """What the root holds as Arrow tables: stages, channels, state, failures, restores, retention, sinks.
+
+        shop.inspect.state().group_by("stage").aggregate([("size", "sum")])
+        """
+        return Inspection(self.root, self.clock_ms)
 
     def verify(self, checkpoint: str | int | None = None, *, progress: Progress = SILENT) -> pa.Table:
         """Read every byte of a checkpoint, or all data that the job needs, and return the damage.

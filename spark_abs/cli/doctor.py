@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING
 import click
 import pyarrow as pa
 
-from spark_abs.cli.root_command import Context, output_option
+from spark_abs.cli.health import examine_job
+from spark_abs.cli.root_command import Context, output_option, storage_errors
 from spark_abs.errors import AbsError, CommitConflict, StoreFailed, get_spark, lacks_spark
+from spark_abs.store.control import PATH as CONTROL
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place, Storage, in_object_store, told
 from spark_abs.store.table import Commit, Table
@@ -62,14 +64,23 @@ _WIDTH = max(map(len, Verdict))
 @output_option
 @click.argument("root", required=False)
 def doctor(root: str | None) -> None:
-    """Try what the package needs, and print what this environment is, as text to send with a question.
+    """Say what is wrong with the job at a ROOT; without a job, try what the package needs.
 
-    With a ROOT, writers race there for the commits of a table: a store must let exactly one of them make each
-    commit. With pyspark, a session is started on this machine; a table and a small job are tried in the ROOT,
-    or in a directory of their own. What the trials leave in the ROOT is deleted. Exit code 0: all works; 1:
-    something does not.
+    With the ROOT of a job, say in sentences what is wrong with it, with the numbers that led there and the
+    command to type. Nothing is tried and no session is started. Exit code 0: nothing is wrong; 1: something
+    is.
+
+    Otherwise print what this environment is, as text to send with a question. In a ROOT without a job,
+    writers race for the commits of a table: a store must let exactly one of them make each commit. With
+    pyspark, a session is started on this machine; a table and a small job are tried in the ROOT, or in a
+    directory of their own. What the trials leave in the ROOT is deleted. Exit code 0: all works; 1: something
+    does not.
     """
     context = click.get_current_context().ensure_object(Context)
+    if root is not None and _has_job(root):
+        with storage_errors(root):
+            examine_job(context, Root(root, Storage.given()))
+        return
     found = []
     for finding in examine(root):
         found.append(finding)
@@ -78,6 +89,12 @@ def doctor(root: str | None) -> None:
     context.out.result(found, lambda _: None)
     if any(finding.verdict is not Verdict.WORKS for finding in found):
         click.get_current_context().exit(1)
+
+
+def _has_job(root: str) -> bool:
+    """Say whether there is a job; not if that cannot be found out in time: the trials then say why."""
+    look = _tried("a job", lambda: str(Root(root, Storage.given()).place(CONTROL).exists()), _ANSWERS_S)
+    return look.verdict is Verdict.WORKS and look.says == str(True)
 
 
 def examine(root: str | None) -> Iterator[Finding]:

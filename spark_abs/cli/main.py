@@ -15,6 +15,7 @@ from spark_abs.cli.bisect import bisect
 from spark_abs.cli.check import check
 from spark_abs.cli.doctor import doctor
 from spark_abs.cli.guide import guide
+from spark_abs.cli.health import health, metrics
 from spark_abs.cli.observe import history, list_checkpoints, show, verify
 from spark_abs.cli.report import report
 from spark_abs.cli.restore import dispose, forget, restore
@@ -96,6 +97,8 @@ for command in (
     show,
     state,
     status,
+    health,
+    metrics,
     history,
     report,
     savepoint,

@@ -63,7 +63,8 @@ def _aborted(found: JobStatus, now_ms: int) -> str:
     why = f"{aborted.reason}, {aborted.detail}" if aborted.detail else aborted.reason
     if late is not None:
         why = f"{aborted.reason}; now {late.stage} is late: {late.waiting}"
-    return f"{which} aborted, {since}: {why}"
+    within = f" in {duration_said(now_ms - aborted.first_ms)}" if aborted.number > 1 else ""
+    return f"{which} aborted{within}, {since}: {why}"
 
 
 def _ended(how: str | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -186,6 +187,24 @@ class History:
             elif row["reason"] not in NO_FAILURE:
                 found.append(row)
         return found
+
+    def stage_sizes(self, run: RunId) -> list[dict[str, Any]]:
+        """Return `checkpoint`, `stage`, `at_ms` and `size_full` of each acknowledgement of a run, by time."""
+        return self._of(run, (HistoryEvent.STAGE_ACKED,), ("checkpoint", "stage", "size_full"))
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of checkpoints and restores of all runs, by the event that ended them."""
+        self._table.refresh()
+        kinds = (HistoryEvent.COMPLETED, HistoryEvent.ABORTED, HistoryEvent.RESTORED)
+        mine = [("event", "in", [kind.value for kind in kinds])]
+        return Counter(self._table.read(("event",), mine)["event"].to_pylist())
+
+    def last_restore_ms(self) -> int | None:
+        """Return how long the newest restore took; None if there was none."""
+        self._table.refresh()
+        restores = [("event", "=", HistoryEvent.RESTORED.value)]
+        rows = self._table.read(("at_ms", "duration_ms"), restores).sort_by("at_ms").to_pylist()
+        return rows[-1]["duration_ms"] if rows else None
 
     def _of(self, run: RunId, kinds: Sequence[HistoryEvent], columns: Sequence[str]) -> list[dict[str, Any]]:
         """Return the events of some kinds of a run by time; none if the table is older than the columns."""

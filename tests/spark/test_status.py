@@ -10,12 +10,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import spark_abs
+from spark_abs.diagnosis.diagnoses import diagnoses
+from spark_abs.diagnosis.gather import gather
+from spark_abs.diagnosis.health import health
 from spark_abs.job import Job
 from spark_abs.observe.headline import headline
+from spark_abs.observe.metrics import read_metrics
 from spark_abs.observe.status import JobStatus, StageStatus
 from spark_abs.store.activity import Phase
 from spark_abs.store.clock import now_ms
 from spark_abs.store.history import HistoryEvent
+from spark_abs.store.root import Root
 from tests.job_support import Feed, events, eventually
 from tests.spark.conftest import Start
 
@@ -93,12 +98,24 @@ def test_a_function_that_outlasts_every_checkpoint_is_named_first(
     aborted = events(shop.root, HistoryEvent.ABORTED)[-1]
     assert "; tell is late: batch " in str(aborted["detail"])
 
+    root = Root(shop.root)
+    wrong = {one.kind: one for one in diagnoses(gather(root, now_ms(), 30_000))}
+    assert {"checkpoints-aborted", "slow-sink", "interval-too-short"} <= wrong.keys()
+    assert wrong["slow-sink"].said.startswith("function 'mail' of stage tell takes ")
+    assert "tell is late" in wrong["checkpoints-aborted"].said
+    judged = health(shop.status(), now_ms(), max_age_ms=1_000, max_lag_ms=None)
+    assert not judged.healthy
+    assert "no checkpoint was ever completed" in judged.line
+    metrics = read_metrics(root, now_ms())
+    assert 'spark_abs_stage_holds_checkpoint_up{job="shop",stage="tell"} 1' in metrics
+
     def unread() -> int:
         activity = shop.tell().activity
         return 0 if activity is None else sum(one.rows for one in activity.inputs)
 
     eventually(run, lambda: unread() > 0, "rows queue up in its channels")
     shop.freed.set()
+    run.set(timeout="3m")  # as the doctor says
     eventually(run, lambda: shop.status().last is not None, "a checkpoint is complete")
     eventually(run, lambda: shop.status().aborted is None, "none was aborted since")
     for stage in ("clean", "customers", "tell"):

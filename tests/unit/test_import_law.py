@@ -38,6 +38,7 @@ LAYERS = (
     {"manifests", "run_context"},
     {"spark", "catalog", "channels", "state", "snapshots", "sinks"},
     {"observe"},
+    {"diagnosis"},
     {"restore", "rewind", "report"},
     {"bisection", "watch"},
     {"job_root"},

@@ -57,6 +57,7 @@ def looked_at(spark: SparkSession) -> spark_abs.Edit:
     rows: list[dict[str, object]] = shop.checkpoints().to_pylist()
     assert rows == shop.history(limit=3).to_pylist() == shop.verify("latest").to_pylist()
     assert shop.status().alive is None
+    assert shop.inspect.state(7).num_rows == shop.inspect.sinks().num_rows == 0
     sales: DataFrame = shop.read("sales", "before")
     shop.state("count", 7, operator=0, diff="latest").unionByName(sales)
     assert shop.restore("before", force=["run", "rows"], shuffle_partitions={"count": 8}).run == 7

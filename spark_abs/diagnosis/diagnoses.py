@@ -1,0 +1,361 @@
+"""What is wrong with a job: pure functions from facts to sentences. Each needs the numbers that it says."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from spark_abs.diagnosis.facts import Facts, Partitions, StateSize
+from spark_abs.observe.headline import without_progress
+from spark_abs.quantities import duration_said as length
+from spark_abs.quantities import size_said as bytes_of
+from spark_abs.store.activity import Backlog, Disk, Phase, StageActivity
+
+SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
+MB = 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """From when on something is wrong. Times in milliseconds, sizes in bytes."""
+
+    in_row: int = 2
+    """Checkpoints that were aborted, or restarts of a stage, one after another."""
+    growth: float = 2.0
+    """How often a state is as large as it was."""
+    growing_checkpoints: int = 8
+    growing_size: int = 10 * MB
+    skew: float = 8.0
+    """How often the largest state partition is as large as the median."""
+    skewed_size: int = 8 * MB
+    write_ms: int = 1 * SECOND
+    """For a file of some kilobytes."""
+    clock_ms: int = 5 * SECOND
+    lag_ms: int = 1 * MINUTE
+    lag_over_ms: int = 5 * MINUTE
+    """The time over which a lag must have grown."""
+    held_ms: int = 2 * MINUTE
+    """For so long a watermark stands still while another input has rows."""
+    disk_share: float = 0.03
+    disk_full_ms: int = 24 * HOUR
+    disk_over_ms: int = 10 * MINUTE
+    """The time over which a disk must have been observed."""
+
+
+LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Something that is wrong."""
+
+    kind: str
+    said: str
+    """What is wrong, with the numbers that led to it."""
+    then: str
+    """What to do."""
+    command: str = ""
+    """The command to type; empty if there is none."""
+    stage: str | None = None
+
+
+def diagnoses(facts: Facts, limits: Limits = LIMITS) -> tuple[Diagnosis, ...]:
+    """Return what is wrong with a job: what stops it first. A healthy job has nothing."""
+    found: list[Diagnosis] = []
+    for look in (
+        _no_progress,
+        _aborted,
+        _full_disks,
+        _slow_sinks,
+        _interval,
+        _hot_keys,
+        _growing_state,
+        _growing_lag,
+        _held_watermarks,
+        _slow_store,
+        _clock_skew,
+        _versions,
+        _retention,
+    ):
+        found += look(facts, limits)
+    return tuple(found)
+
+
+def _command(facts: Facts, verb: str, *arguments: str) -> str:
+    return " ".join(["spark-abs", verb, shlex.quote(facts.root), *arguments])
+
+
+def _no_progress(facts: Facts, limits: Limits) -> Iterator[Diagnosis]:
+    for stage in facts.stages:
+        if stage.failing is not None and stage.failing.restarts >= limits.in_row:
+            yield Diagnosis(
+                "restarts-without-progress",
+                without_progress(stage),
+                "Repair the cause; if the rows of the batch are at fault, see 'A batch that always fails' in "
+                "`spark-abs guide failures`",
+                _command(facts, "history", "--limit", "20"),
+                stage.stage,
+            )
+
+
+def _aborted(facts: Facts, limits: Limits) -> Iterator[Diagnosis]:
+    aborted = facts.aborted
+    if aborted is None or aborted.number < limits.in_row:
+        return
+    last = "none was ever completed"
+    if facts.last_completed_ms is not None:
+        last = f"the last one was completed {length(facts.now_ms - facts.last_completed_ms)} ago"
+    first = next((stage for stage in facts.stages if stage.first), None)
+    why = f": now {first.stage} is late: {first.waiting}" if first is not None else f": {aborted.detail}"
+    then, command = "Remove the cause that is named", _command(facts, "status", "--watch")
+    timeout = facts.setting_ms("timeout_ms")
+    if aborted.reason == "expired" and timeout is not None:
+        then = f"Remove the cause that is named, or give checkpoints more time than {length(timeout)}"
+        slowest = max((batch_ms(stage, facts.now_ms) for stage in facts.activities), default=0)
+        wanted = 3 * max(timeout, slowest)
+        command = _command(facts, "set", f"timeout={wanted // SECOND}s")
+    yield Diagnosis(
+        "checkpoints-aborted",
+        f"The last {aborted.number} checkpoints were aborted ({aborted.reason}), {last}{why}",
+        then,
+        command,
+        None if first is None else first.stage,
+    )
+
+
+def batch_ms(stage: StageActivity, now_ms: int) -> int:
+    """Return how long the batches of a stage take: the last, or the one under way if that is older."""
+    running = now_ms - stage.began_ms if stage.under_way and stage.began_ms is not None else 0
+    return max(stage.last_ms or 0, running)
+
+
+def _slow_sinks(facts: Facts, _: Limits) -> Iterator[Diagnosis]:
+    interval = facts.setting_ms("interval_ms")
+    for stage in facts.activities:
+        now = facts.now_ms - stage.since_ms if stage.since_ms is not None else 0
+        phase, what, took = stage.phase, stage.what, now
+        if phase not in _OF_SINKS and stage.longest is not None:
+            phase, what, took = stage.longest.phase, stage.longest.what, stage.longest.ms
+        whole = max(stage.slowest_ms or 0, batch_ms(stage, facts.now_ms))
+        if phase not in _OF_SINKS or interval is None or took < interval or 2 * took < whole:
+            continue
+        does = f"function {what!r}" if phase is Phase.CALLING else f"the commit to {what!r}"
+        yield Diagnosis(
+            "slow-sink",
+            f"{does} of stage {stage.stage} takes {length(took)} of a batch of {length(whole)}; a checkpoint "
+            f"begins every {length(interval)} and waits for it",
+            "Make the sink faster, give it smaller batches (max_entries_per_batch), or checkpoint less often",
+            _command(facts, "set", f"interval={_seconds(2 * whole)}"),
+            stage.stage,
+        )
+
+
+_OF_SINKS = (Phase.CALLING, Phase.COMMITTING)
+
+
+def _interval(facts: Facts, _: Limits) -> Iterator[Diagnosis]:
+    interval = facts.setting_ms("interval_ms")
+    slow = [stage for stage in facts.activities if interval is not None and _outlasts(stage, facts, interval)]
+    if interval is None or not slow:
+        return
+    slowest = max(slow, key=lambda stage: batch_ms(stage, facts.now_ms))
+    took = batch_ms(slowest, facts.now_ms)
+    yield Diagnosis(
+        "interval-too-short",
+        f"A batch of stage {slowest.stage} takes {length(took)}, longer than the interval of "
+        f"{length(interval)}: each checkpoint waits for that batch, and the next one is due before it is "
+        "complete",
+        "Checkpoint less often, or make the batches smaller (max_entries_per_batch)",
+        _command(facts, "set", f"interval={_seconds(2 * took)}"),
+        slowest.stage,
+    )
+
+
+def _outlasts(stage: StageActivity, facts: Facts, interval: int) -> bool:
+    waits = stage.phase is Phase.WAITING
+    return not waits and batch_ms(stage, facts.now_ms) > interval
+
+
+def _hot_keys(facts: Facts, limits: Limits) -> Iterator[Diagnosis]:
+    for found in facts.partitions:
+        if len(found.sizes) < 2:
+            continue
+        largest, middle = max(found.sizes), median(sorted(found.sizes)[:-1])
+        if largest < limits.skewed_size or largest < limits.skew * max(middle, 1):
+            continue
+        yield _hot_key(facts, found, largest, int(middle))
+
+
+def _hot_key(facts: Facts, found: Partitions, largest: int, middle: int) -> Diagnosis:
+    number = found.sizes.index(largest)
+    return Diagnosis(
+        "hot-key",
+        f"Partition {number} of the state of stage {found.stage} (operator {found.operator}) has "
+        f"{bytes_of(largest)}, the others about {bytes_of(middle)}: one key, or a few, hold nearly all of "
+        "it, and one task does their work",
+        "Look for the largest keys, bound what a key keeps, or divide the key",
+        _command(facts, "state", found.stage, "--operator", str(found.operator)),
+        found.stage,
+    )
+
+
+def _growing_state(facts: Facts, limits: Limits) -> Iterator[Diagnosis]:
+    for stage, sizes in facts.sizes.items():
+        if len(sizes) < limits.growing_checkpoints or not _grows(sizes, limits):
+            continue
+        first, last = sizes[0], sizes[-1]
+        hours = (last.at_ms - first.at_ms) / HOUR
+        rate = f", {bytes_of(int((last.size - first.size) / hours))} an hour" if hours > 0 else ""
+        yield Diagnosis(
+            "growing-state",
+            f"The state of stage {stage} grew from {bytes_of(first.size)} in checkpoint {first.checkpoint} "
+            f"to {bytes_of(last.size)} in checkpoint {last.checkpoint}, in "
+            f"{length(last.at_ms - first.at_ms)}{rate}, and never shrank",
+            "Give the state an end: a watermark, a timeout or a time to live",
+            _command(facts, "state", stage),
+            stage,
+        )
+
+
+def _grows(sizes: tuple[StateSize, ...], limits: Limits) -> bool:
+    """Say whether sizes rise over all of the time: they are steady where a watermark has an effect."""
+    first, half, last = sizes[0].size, sizes[len(sizes) // 2].size, sizes[-1].size
+    shrank = any(now.size < 0.95 * before.size for before, now in pairwise(sizes))
+    whole = last - first
+    still = last - half > 0.25 * whole
+    return last >= limits.growing_size and last >= limits.growth * max(first, 1) and still and not shrank
+
+
+def _growing_lag(facts: Facts, limits: Limits) -> Iterator[Diagnosis]:
+    doing = {stage.stage: stage for stage in facts.activities}
+    for before in facts.earlier:
+        stage = doing.get(before.stage)
+        if stage is None or facts.now_ms - before.at_ms < limits.lag_over_ms:
+            continue
+        lag, rows = stage.lag_ms(facts.now_ms), sum(one.rows for one in stage.inputs)
+        if lag < limits.lag_ms or lag < 2 * before.lag_ms or rows <= before.rows:
+            continue
+        yield Diagnosis(
+            "growing-lag",
+            f"Stage {stage.stage} is {length(lag)} behind, with {rows} unread rows; "
+            f"{length(facts.now_ms - before.at_ms)} ago it was {length(before.lag_ms)} behind, with "
+            f"{before.rows}: it is slower than the stages before it",
+            "Make its batches faster: more shuffle partitions or cores, or less state",
+            _command(facts, "status", "--watch"),
+            stage.stage,
+        )
+
+
+def _held_watermarks(facts: Facts, limits: Limits) -> Iterator[Diagnosis]:
+    for stage in facts.activities:
+        since = stage.watermark_since_ms
+        if stage.watermark_ms <= 0 or since is None or facts.now_ms - since < limits.held_ms:
+            continue
+        moved = [one for one in stage.inputs if _moved_after(one, since)]
+        idle = [one for one in stage.inputs if not _moved_after(one, since) and not one.rows]
+        for channel in idle if moved else ():
+            yield Diagnosis(
+                "held-watermark",
+                f"The watermark of stage {stage.stage} has stood still for {length(facts.now_ms - since)}: "
+                f"no rows came from {channel.channel} in this time, while {moved[0].channel} had some; "
+                "windows stay open, and state stays",
+                "Let the idle input send rows with a time, or join it without a watermark",
+                _command(facts, "status", "--watch"),
+                stage.stage,
+            )
+
+
+def _moved_after(channel: Backlog, since: int) -> bool:
+    return channel.moved_ms is not None and channel.moved_ms > since
+
+
+def _slow_store(facts: Facts, limits: Limits) -> Iterator[Diagnosis]:
+    if facts.write_ms is not None and facts.write_ms >= limits.write_ms:
+        yield Diagnosis(
+            "slow-store",
+            f"Writing a file of some kilobytes into the root took {length(facts.write_ms)}: every commit of "
+            "a batch takes at least as long",
+            "Look for throttling and for the distance to the store; Spark's own checkpoints can be on a "
+            "local disk (native_root), and checkpoints can be less often",
+            "spark-abs guide clusters-and-object-stores",
+        )
+
+
+def _clock_skew(facts: Facts, limits: Limits) -> Iterator[Diagnosis]:
+    if facts.heard_ahead_ms >= limits.clock_ms:
+        yield Diagnosis(
+            "clock-skew",
+            f"The clock of the driver is {length(facts.heard_ahead_ms)} ahead of this machine's: ages are "
+            "wrong here, and a killed driver counts as alive for longer",
+            "Let both machines follow one time server",
+        )
+    if facts.told_at_ms is None or facts.stored_at_ms is None:
+        return
+    apart = facts.stored_at_ms - facts.told_at_ms - (facts.write_ms or 0)
+    if apart >= limits.clock_ms or facts.told_at_ms - facts.stored_at_ms >= limits.clock_ms:
+        ahead = "behind" if apart > 0 else "ahead of"
+        yield Diagnosis(
+            "clock-skew",
+            f"The clock of the driver is {length(abs(facts.stored_at_ms - facts.told_at_ms))} {ahead} the "
+            "clock of the store: times of files and of commits do not fit together",
+            "Let the driver's machine follow a time server",
+        )
+
+
+def _versions(facts: Facts, _: Limits) -> Iterator[Diagnosis]:
+    differ = [
+        f"{name} {version} there and {facts.own_versions[name]} here"
+        for name, version in sorted(facts.versions.items())
+        if facts.own_versions.get(name, version) != version
+    ]
+    if differ:
+        yield Diagnosis(
+            "versions-differ",
+            f"The driver has other packages than this command: {', '.join(differ)}",
+            "Run commands, above all a restore, with the packages of the driver",
+        )
+
+
+def _retention(facts: Facts, _: Limits) -> Iterator[Diagnosis]:
+    if facts.restore_ms is None or facts.retained_ms is None or facts.retained_ms >= facts.restore_ms:
+        return
+    retained = facts.settings.get("keep", "?")
+    yield Diagnosis(
+        "retention-too-short",
+        f"The checkpoints that are kept reach back {length(facts.retained_ms)} (keep={retained}), "
+        f"and the last restore took {length(facts.restore_ms)}: an error that is noticed now is in all of "
+        "them before a restore could be done",
+        "Keep more checkpoints (keep), or take a savepoint before each risky change",
+        _command(facts, "savepoint", "before-change"),
+    )
+
+
+def _full_disks(facts: Facts, limits: Limits) -> Iterator[Diagnosis]:
+    for disk in facts.disks:
+        over = facts.now_ms - disk.before_ms
+        left = _full_in_ms(disk, over) if over >= limits.disk_over_ms else None
+        soon = left is not None and left < limits.disk_full_ms
+        if not soon and disk.free >= limits.disk_share * disk.total:
+            continue
+        when = ""
+        if soon and left is not None:
+            lost = int((disk.free_before - disk.free) / over * HOUR)
+            when = f" and loses {bytes_of(lost)} an hour: it is full in {length(left)}"
+        yield Diagnosis(
+            "disk-full",
+            f"The disk of {disk.path} has {bytes_of(disk.free)} free of {bytes_of(disk.total)}{when}",
+            "Make room before batches fail: keep fewer checkpoints (keep), or dispose of savepoints",
+            _command(facts, "list"),
+        )
+
+
+def _full_in_ms(disk: Disk, over_ms: int) -> int | None:
+    lost = disk.free_before - disk.free
+    return None if lost <= 0 else int(disk.free * over_ms / lost)
+
+
+def _seconds(ms: int) -> str:
+    return f"{-(-ms // SECOND)}s"

@@ -1,0 +1,72 @@
+"""The facts that diagnoses rest on, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from spark_abs.model import CheckpointId, StageId
+from spark_abs.observe.status import AbortedInRow, StageStatus
+from spark_abs.store.activity import Disk, Earlier, StageActivity
+
+
+@dataclass(frozen=True, slots=True)
+class StateSize:
+    """The state of a stage in a checkpoint, in bytes."""
+
+    checkpoint: CheckpointId
+    at_ms: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Partitions:
+    """The bytes of each state partition of an operator in the newest checkpoint."""
+
+    stage: StageId
+    operator: int
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a job at one moment. What is not known is None or empty, and diagnoses nothing."""
+
+    root: str
+    now_ms: int
+    alive: bool = False
+    stages: tuple[StageStatus, ...] = ()
+    aborted: AbortedInRow | None = None
+    last_completed_ms: int | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Of the live run."""
+    earlier: tuple[Earlier, ...] = ()
+    disks: tuple[Disk, ...] = ()
+    write_ms: int | None = None
+    told_at_ms: int | None = None
+    """When the live run wrote its activity, by its clock."""
+    stored_at_ms: int | None = None
+    """When the store received it, by the clock of the store."""
+    heard_ahead_ms: int = 0
+    """How far the lease is in the future of this machine's clock."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Packages of the live driver."""
+    own_versions: Mapping[str, str] = field(default_factory=dict)
+    """Packages of this process."""
+    sizes: Mapping[StageId, tuple[StateSize, ...]] = field(default_factory=dict)
+    """Of the newest completed checkpoints, oldest first."""
+    partitions: tuple[Partitions, ...] = ()
+    restore_ms: int | None = None
+    """How long the last restore of this root took."""
+    retained_ms: int | None = None
+    """From the oldest to the newest checkpoint that can be restored."""
+
+    @property
+    def activities(self) -> tuple[StageActivity, ...]:
+        """What each stage of the live run does."""
+        return tuple(stage.activity for stage in self.stages if stage.activity is not None)
+
+    def setting_ms(self, name: str) -> int | None:
+        """Return a setting of the live run that is a number, None if it is not set or not known."""
+        text = self.settings.get(name, "")
+        return int(text) if text.isdecimal() else None

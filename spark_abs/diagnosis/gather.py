@@ -1,0 +1,102 @@
+"""Gather the facts of a job from its root. Reading only, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+
+from spark_abs.diagnosis.facts import Facts, Partitions, StateSize
+from spark_abs.manifest import StageSnapshot
+from spark_abs.manifests.find import open_existing
+from spark_abs.model import CheckpointId, RunId, StageId
+from spark_abs.observe.inspect import partition_sizes
+from spark_abs.observe.status import job_status, live_activity
+from spark_abs.protocol.control import ControlState
+from spark_abs.store.activity import PATH as ACTIVITY
+from spark_abs.store.activity import RunActivity
+from spark_abs.store.control import Control
+from spark_abs.store.history import PATH as HISTORY
+from spark_abs.store.history import History
+from spark_abs.store.lease import read_lease
+from spark_abs.store.root import Root
+
+CHECKPOINTS = 200
+"""Of so many of the newest checkpoints of a run the sizes are looked at."""
+
+
+def gather(root: Root, now_ms: int, lease_timeout_ms: int) -> Facts:
+    """Return what is known of a job now.
+
+    Raises:
+        RootNotFound: there is no job at this root.
+        DamageError: a log cannot be read.
+    """
+    status = job_status(root, now_ms, lease_timeout_ms)
+    run = None if status.run is None else status.run.id
+    activity = None if status.alive is None else live_activity(root, status.alive.run)
+    history = History(root) if root.place(HISTORY).exists() else None
+    state = Control.open(root).state
+    snapshots, retained = _checkpoints(root, state)
+    lease = read_lease(root)
+    told = activity or RunActivity(RunId(0), 0)
+    return Facts(
+        root.uri,
+        now_ms,
+        alive=status.alive is not None,
+        stages=status.stages,
+        aborted=status.aborted,
+        last_completed_ms=None if status.last is None else status.last.completed_ms,
+        settings=told.settings,
+        earlier=told.earlier,
+        disks=told.disks,
+        write_ms=told.write_ms,
+        told_at_ms=None if activity is None else activity.at_ms,
+        stored_at_ms=None if activity is None else _stored_ms(root),
+        heard_ahead_ms=0 if lease is None else max(0, lease.beat_ms - now_ms),
+        versions=told.versions,
+        own_versions=_own(told.versions),
+        sizes={} if history is None or run is None else _sizes(history, run),
+        partitions=tuple(found for snapshot in snapshots for found in partitions_of(snapshot)),
+        restore_ms=None if history is None else history.last_restore_ms(),
+        retained_ms=retained,
+    )
+
+
+def _checkpoints(root: Root, state: ControlState) -> tuple[tuple[StageSnapshot, ...], int | None]:
+    """Return the stages of the newest checkpoint, and how far those that can be restored reach back."""
+    checkpoints = open_existing(root, state.job)
+    if checkpoints is None:
+        return (), None
+    path = [one for one in checkpoints.summaries() if state.on_path(one.attempt, one.id)]
+    newest = checkpoints.newest_on(state.attempt)
+    times = [one.completed_ms for one in path]
+    return () if newest is None else newest.stages, max(times) - min(times) if len(times) > 1 else None
+
+
+def partitions_of(snapshot: StageSnapshot) -> tuple[Partitions, ...]:
+    """Return the bytes of each state partition of each operator of a stage."""
+    sizes = partition_sizes(snapshot)
+    return tuple(Partitions(snapshot.stage, operator, tuple(of.values())) for operator, of in sizes.items())
+
+
+def _sizes(history: History, run: RunId) -> Mapping[StageId, tuple[StateSize, ...]]:
+    found: dict[StageId, list[StateSize]] = {}
+    for row in history.stage_sizes(run):
+        size = StateSize(CheckpointId(row["checkpoint"]), row["at_ms"], row["size_full"] or 0)
+        found.setdefault(StageId(row["stage"]), []).append(size)
+    return {stage: tuple(sizes[-CHECKPOINTS:]) for stage, sizes in found.items()}
+
+
+def _stored_ms(root: Root) -> int | None:
+    nanoseconds = root.fs.get_file_info(root.path(ACTIVITY)).mtime_ns
+    return None if nanoseconds is None else int(nanoseconds) // 1_000_000
+
+
+def _own(names: Mapping[str, str]) -> dict[str, str]:
+    found = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

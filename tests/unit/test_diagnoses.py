@@ -1,0 +1,285 @@
+"""Each diagnosis from facts: with the numbers that it says, and not a little below them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from spark_abs.diagnosis.diagnoses import MB, Diagnosis, diagnoses
+from spark_abs.diagnosis.facts import Facts, Partitions, StateSize
+from spark_abs.diagnosis.gather import partitions_of
+from spark_abs.diagnosis.health import health
+from spark_abs.manifest import Location, StoredFile
+from spark_abs.model import AttemptId, BatchId, ChannelId, CheckpointId, RunId, StageId
+from spark_abs.observe.listing import CheckpointRow
+from spark_abs.observe.status import AbortedInRow, FailingBatch, JobStatus, LiveRun, StageStatus
+from spark_abs.protocol.control import Run
+from spark_abs.store.activity import Backlog, Disk, Earlier, Longest, Phase, StageActivity
+
+NOW = 10_000_000_000
+SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
+GB = 1024 * MB
+MATCH = StageId("match")
+
+
+def doing(**given: Any) -> StageActivity:
+    """Return a stage that waits for rows, after a batch of half a second."""
+    usual: dict[str, Any] = {"batch": BatchId(7), "last_ms": 500, "slowest_ms": 900, "ended_ms": NOW - 2_000}
+    return StageActivity(MATCH, **{**usual, **given})
+
+
+def stage(activity: StageActivity | None = None, **given: Any) -> StageStatus:
+    return StageStatus(MATCH, BatchId(7), BatchId(7), activity=activity or doing(), **given)
+
+
+HEALTHY = Facts(
+    "/data/a shop",
+    NOW,
+    alive=True,
+    stages=(stage(),),
+    last_completed_ms=NOW - 4 * SECOND,
+    settings={"interval_ms": "10000", "timeout_ms": "600000", "keep": "3"},
+    earlier=(Earlier(MATCH, NOW - 30 * MINUTE, 0, 0),),
+    disks=(Disk("/data", 50 * GB, 100 * GB, 50 * GB, NOW - HOUR),),
+    write_ms=12,
+    told_at_ms=NOW - SECOND,
+    stored_at_ms=NOW - SECOND + 12,
+    versions={"spark-abs": "0.1"},
+    own_versions={"spark-abs": "0.1"},
+    sizes={MATCH: tuple(StateSize(CheckpointId(n), NOW - 100 + n, 50 * MB) for n in range(20))},
+    partitions=(Partitions(MATCH, 0, (9 * MB, 10 * MB, 11 * MB, 9 * MB)),),
+    restore_ms=5 * SECOND,
+    retained_ms=20 * SECOND,
+)
+
+
+def grown(*sizes: int) -> Facts:
+    found = tuple(StateSize(CheckpointId(n), NOW + n * MINUTE, size * MB) for n, size in enumerate(sizes))
+    return replace(HEALTHY, sizes={MATCH: found})
+
+
+def with_stage(**given: Any) -> Facts:
+    return replace(HEALTHY, stages=(stage(doing(**given)),))
+
+
+def behind(rows: int, lag_ms: int, **earlier: int) -> Facts:
+    unread = Backlog(ChannelId("clean.main"), 3, rows, 100, oldest_ms=NOW - lag_ms)
+    before = {"at_ms": NOW - 20 * MINUTE, "rows": 10, "lag_ms": 30 * SECOND, **earlier}
+    return replace(
+        HEALTHY, stages=(stage(doing(inputs=(unread,))),), earlier=(Earlier(MATCH, **before),)
+    )  # fmt: skip
+
+
+def held(since_ms: int, idle_rows: int = 0, moved_ms: int = NOW - SECOND) -> Facts:
+    busy = Backlog(ChannelId("clicks.main"), moved_ms=moved_ms)
+    idle = Backlog(ChannelId("orders.main"), rows=idle_rows, moved_ms=NOW - HOUR)
+    return with_stage(watermark_ms=NOW - HOUR, watermark_since_ms=since_ms, inputs=(busy, idle))
+
+
+def failing(restarts: int) -> Facts:
+    return replace(
+        HEALTHY, stages=(stage(failing=FailingBatch(BatchId(8), restarts, "ValueError: no\n  at …")),)
+    )
+
+
+def aborted(number: int) -> Facts:
+    given = AbortedInRow(number, NOW - HOUR, CheckpointId(41), "expired", "after 10000 ms without match")
+    waits = stage(first=True, waiting="batch 8 has been under way for 11.0 s: function 'mail' is called")
+    return replace(HEALTHY, aborted=given, stages=(waits,))
+
+
+def test_a_healthy_job_has_nothing_and_so_has_one_of_which_nothing_is_known() -> None:
+    assert diagnoses(HEALTHY) == ()
+    assert diagnoses(Facts("/data/shop", NOW)) == ()
+
+
+WRONG: dict[str, tuple[Facts, tuple[str, ...], Facts]] = {
+    "restarts-without-progress": (
+        failing(4),
+        ("stage 'match' has been restarted 4 times without finishing batch 8: ValueError: no",),
+        failing(1),
+    ),
+    "checkpoints-aborted": (
+        aborted(8),
+        ("The last 8 checkpoints were aborted (expired)", "4.0 s ago", "match is late: batch 8", "10.0 min"),
+        aborted(1),
+    ),
+    "disk-full": (
+        replace(HEALTHY, disks=(Disk("/data", 2 * GB, 100 * GB, 4 * GB, NOW - HOUR),)),
+        ("2.0 GB free of 100.0 GB", "loses 2.0 GB an hour", "full in 1.0 h"),
+        replace(HEALTHY, disks=(Disk("/data", 4 * GB, 100 * GB, 5 * GB, NOW - MINUTE),)),
+    ),
+    "slow-sink": (
+        with_stage(slowest_ms=14 * SECOND, longest=Longest(Phase.CALLING, "mail", 12 * SECOND)),
+        ("function 'mail' of stage match takes 12.0 s of a batch of 14.0 s", "every 10.0 s"),
+        with_stage(slowest_ms=14 * SECOND, longest=Longest(Phase.WRITING, "main", 12 * SECOND)),
+    ),
+    "interval-too-short": (
+        with_stage(last_ms=12 * SECOND, slowest_ms=12 * SECOND),
+        ("A batch of stage match takes 12.0 s, longer than the interval of 10.0 s",),
+        with_stage(last_ms=8 * SECOND, slowest_ms=12 * SECOND),
+    ),
+    "hot-key": (
+        replace(HEALTHY, partitions=(Partitions(MATCH, 1, (MB, 90 * MB, MB, 2 * MB)),)),
+        ("Partition 1 of the state of stage match (operator 1) has 90.0 MB, the others about 1.0 MB",),
+        replace(HEALTHY, partitions=(Partitions(MATCH, 1, (90 * MB,)), Partitions(MATCH, 2, (10, 9_000, 9)))),
+    ),
+    "growing-state": (
+        grown(10, 20, 30, 40, 50, 60, 70, 80, 90),
+        ("from 10.0 MB in checkpoint 0 to 90.0 MB in checkpoint 8, in 8.0 min, 600.0 MB an hour",),
+        grown(10, 40, 80, 90, 88, 91, 90, 89, 90, 91),
+    ),
+    "growing-lag": (
+        behind(4_000, 5 * MINUTE),
+        ("Stage match is 5.0 min behind, with 4000 unread rows; 20.0 min ago it was 30.0 s behind, with 10",),
+        behind(4_000, 5 * MINUTE, at_ms=NOW - MINUTE),
+    ),
+    "held-watermark": (
+        held(NOW - 10 * MINUTE),
+        ("stood still for 10.0 min: no rows came from orders.main", "while clicks.main had some"),
+        held(NOW - 10 * MINUTE, moved_ms=NOW - HOUR),
+    ),
+    "slow-store": (
+        replace(HEALTHY, write_ms=2_300),
+        ("some kilobytes into the root took 2.3 s",),
+        replace(HEALTHY, write_ms=300),
+    ),
+    "clock-skew": (
+        replace(HEALTHY, stored_at_ms=NOW + 59 * SECOND),
+        ("The clock of the driver is 1.0 min behind the clock of the store",),
+        replace(HEALTHY, write_ms=900, stored_at_ms=NOW + 3 * SECOND),
+    ),
+    "versions-differ": (
+        replace(HEALTHY, versions={"spark-abs": "0.2", "pyspark": "4.2.0"}),
+        ("spark-abs 0.2 there and 0.1 here",),
+        replace(HEALTHY, versions={"pyspark": "4.2.0"}),
+    ),
+    "retention-too-short": (
+        replace(HEALTHY, restore_ms=10 * MINUTE),
+        ("reach back 20.0 s (keep=3), and the last restore took 10.0 min",),
+        replace(HEALTHY, restore_ms=None),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_is_wrong_is_said_with_its_numbers(kind: str) -> None:
+    facts, numbers, below = WRONG[kind]
+    (found,) = diagnoses(facts)
+    assert found.kind == kind
+    assert [number for number in numbers if number not in f"{found.said} {found.then}"] == []
+    assert diagnoses(below) == ()
+
+
+def test_a_clock_that_is_ahead_is_said_both_ways() -> None:
+    ahead = replace(HEALTHY, heard_ahead_ms=20 * SECOND, stored_at_ms=NOW - 61 * SECOND)
+    here, store = diagnoses(ahead)
+    assert "20.0 s ahead of this machine's" in here.said
+    assert "1.0 min ahead of the clock of the store" in store.said
+
+
+def test_the_worst_comes_first_and_commands_take_the_root_as_it_is() -> None:
+    slow = doing(
+        phase=Phase.CALLING, what="mail", since_ms=NOW - 11_000, began_ms=NOW - 11_000, last_ms=12 * SECOND
+    )
+    facts = replace(aborted(8), stages=(stage(slow, first=True, waiting="batch 8 …"),))
+    found = diagnoses(facts)
+    assert [one.kind for one in found] == ["checkpoints-aborted", "slow-sink", "interval-too-short"]
+    assert found[0].command == "spark-abs set '/data/a shop' timeout=1800s"
+    assert found[2].command == "spark-abs set '/data/a shop' interval=24s"
+
+
+def commands() -> list[Diagnosis]:
+    return [diagnoses(facts)[0] for facts, _, _ in WRONG.values()]
+
+
+def test_every_command_is_one_that_there_is() -> None:
+    from spark_abs.cli.main import main
+
+    given = [one.command.split()[:2] for one in commands() if one.command]
+    assert {verb for _, verb in given} <= set(main.commands)
+
+
+def test_bytes_of_partitions_are_added_up_over_their_files() -> None:
+    def file(path: str, size: int) -> StoredFile:
+        return StoredFile(path, size, "", Location("", 0, 1))
+
+    snapshot: Any = type("Snapshot", (), {})()
+    snapshot.stage = MATCH
+    snapshot.files = (
+        file("state/0/0/1.zip", 5),
+        file("state/0/0/left-keyToNumValues/1.zip", 2),
+        file("state/0/1/1.zip", 3),
+        file("state/1/0/1.zip", 9),
+        file("state/0/_metadata/metadata", 99),
+        file("offsets/3", 99),
+    )
+    assert partitions_of(snapshot) == (Partitions(MATCH, 0, (7, 3)), Partitions(MATCH, 1, (9,)))
+
+
+ROW = CheckpointRow(CheckpointId(12), completed_ms=NOW - 8 * SECOND, age_ms=8 * SECOND)
+STATUS = JobStatus(
+    root="/data/shop",
+    job="shop",
+    attempt=AttemptId(1),
+    parent=None,
+    restored_from=None,
+    ready=True,
+    run=Run(RunId(2), AttemptId(1), "host", 1, NOW - HOUR),
+    killed=False,
+    alive=LiveRun(RunId(2), "host", 1, 100),
+    open=(),
+    last=ROW,
+    last_aborted=None,
+    pending=(),
+    stages=(stage(),),
+)
+
+
+def judged(status: JobStatus, max_age: int | None = None, max_lag: int | None = None) -> str:
+    return health(status, NOW, max_age, max_lag).line
+
+
+def lagging(status: JobStatus) -> JobStatus:
+    return replace(status, stages=behind(5, 2 * HOUR).stages)
+
+
+def finished(status: JobStatus) -> JobStatus:
+    run = Run(RunId(2), AttemptId(1), "host", 1, NOW - HOUR, ended="finished")
+    return replace(status, alive=None, run=run)
+
+
+def restarted(status: JobStatus) -> JobStatus:
+    return replace(status, stages=failing(1).stages)
+
+
+@pytest.mark.parametrize(
+    ("change", "age", "lag", "said"),
+    [
+        (lambda s: s, 5 * MINUTE, HOUR, "healthy: checkpoint 12, 8.0 s old, lag 0 ms"),
+        (finished, None, HOUR, "healthy: checkpoint 12, 8.0 s old, lag 0 ms"),
+        (lagging, None, None, "healthy: checkpoint 12, 8.0 s old, lag 2.0 h"),
+        (lambda s: replace(s, last=None), 2 * HOUR, None, "healthy: no checkpoint yet, lag 0 ms"),
+        (lambda s: s, SECOND, None, "unhealthy: the last completed checkpoint is 8.0 s old, more than 1.0 s"),
+        (lambda s: replace(s, last=None), MINUTE, None, "unhealthy: no checkpoint was ever completed, more"),
+        (lagging, None, HOUR, "unhealthy: stage match is 2.0 h behind, more than 1.0 h"),
+        (lambda s: replace(s, stages=()), None, HOUR, "unhealthy: the run has not told its lag"),
+        (
+            lambda s: replace(s, alive=None, killed=True),
+            None,
+            None,
+            "unhealthy: no run is alive: it was killed",
+        ),
+        (lambda s: replace(s, ready=False), None, None, "unhealthy: a restore is not finished"),
+        (restarted, None, None, "unhealthy: stage 'match' has been restarted once without finishing batch 8"),
+        (lambda s: replace(s, aborted=aborted(2).aborted), None, None, "healthy: "),
+        (lambda s: replace(s, aborted=aborted(3).aborted), None, None, "unhealthy: the last 3 checkpoints"),
+    ],
+)
+def test_health_is_one_line(
+    change: Callable[[JobStatus], JobStatus], age: int | None, lag: int | None, said: str
+) -> None:
+    assert judged(change(STATUS), age, lag).startswith(said)
