@@ -116,13 +116,9 @@ class Job:
 
         If `frame` is a function, it returns the frame. It is called at each start, with a location for
         Delta's option `schemaTrackingLocation`.
-
-        `adopt` is the checkpoint of a stopped native query that wrote this frame to the Delta table of a sink
-        of the stage. The stage resumes where the query stopped, with its state. From then on the query cannot
-        write to the table.
         """
         require_stream(name, frame)
-        made = self.stage(
+        return self.stage(
             name,
             [frame],
             lambda only: only,
@@ -131,9 +127,8 @@ class Job:
             shuffle_partitions=shuffle_partitions,
             state_provider=state_provider,
             output_mode=output_mode,
+            adopt=adopt,
         )
-        self.stages[made.stage] = replace(self.stages[made.stage], adopt=adopt)
-        return made
 
     def stage(
         self,
@@ -147,6 +142,7 @@ class Job:
         shuffle_partitions: int | None = None,
         state_provider: ProviderName | None = None,
         begin: Begin = "cut",
+        adopt: str | None = None,
     ) -> Stage:
         """Declare a stage: one native streaming query.
 
@@ -168,6 +164,10 @@ class Job:
             begin: where the stage begins in a channel that existed before the stage did: `cut`, at the
                 position of the job at that start, or `earliest`, with the oldest rows that the channel still
                 has.
+            adopt: the checkpoint of a stopped native query that wrote the stage's frame to the Delta table of
+                a sink of the stage. The stage resumes where the query stopped, with its state. From then on
+                the query cannot write to the table. If an input is another stage, the query has read the
+                table of that stage's sink to its end, and the other stage adopts the query that wrote it.
 
         Raises:
             GraphError: the stage cannot be part of a job; the message says why.
@@ -190,6 +190,7 @@ class Job:
             shuffle_partitions=shuffle_partitions,
             state_provider=state_provider,
             begin=begin,
+            adopt=adopt,
             pinned=pinned,
         )
         return Stage(self, stage_id, MAIN_OUTPUT, (MAIN_OUTPUT, *extra))

@@ -44,8 +44,8 @@ _AREAS = {
 
 _COMMANDS = """# Commands
 
-No command starts a JVM, except `state`, `check`, `doctor`, and a `restore` to other partitions or of a \
-table that is not plain: one with partitions, NOT NULL columns, columns with Delta metadata, or table \
+No command starts a JVM, except `state`, `check`, `adopt`, `doctor`, and a `restore` to other partitions or \
+of a table that is not plain: one with partitions, NOT NULL columns, columns with Delta metadata, or table \
 features. \
 Options for an object store are read from the environment, see \
 [Configuration](configuration.md#storage).

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import runpy
-import sys
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING
 
 import click
 
-from spark_abs.cli.output import Output, printable
+from spark_abs.cli.output import Output
 from spark_abs.cli.root_command import Context, output_option, storage_errors
-from spark_abs.errors import AbsError, GraphError, UsageError
+from spark_abs.cli.script import run_to_start
+from spark_abs.errors import GraphError
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Storage
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from spark_abs.plan.specs import JobSpec
     from spark_abs.protocol.changes import Comparison
 
@@ -50,7 +43,7 @@ def check(
     root are damaged. The command does not check whether a run is alive or native checkpoints are lost.
     """
     # A script's job needs Spark anyway; other verbs must not load it.
-    from spark_abs.compatibility.inspection import Checked, check_job, instead_of_start
+    from spark_abs.compatibility.inspection import check_job
     from spark_abs.protocol.changes import Comparison
 
     out = click.get_current_context().ensure_object(Context).out
@@ -63,76 +56,15 @@ def check(
         except GraphError as error:  # the script is in order, its job is not
             return Comparison(at.uri, (), (str(error),))
 
-    before = _session()
-    token = instead_of_start.set(instead)
-    try:
-        with _arguments(script, args), _errors_of(script), redirect_stdout(sys.stderr):
-            runpy.run_path(script, run_name="__main__")
-    except Checked as checked:
-        found = checked.comparison
-    else:
-        raise UsageError(f"{script} ended without a job being started: there is nothing to check")
-    finally:
-        instead_of_start.reset(token)
-        session = _session()
-        if session is not None and before is None:
-            session.stop()
-    out.result(_plain(found), lambda out: _show(out, found))
+    with run_to_start(script, args, instead) as found:
+        pass
+    out.result(plain_comparison(found), lambda out: show_comparison(out, found))
     if not found.ok:
         click.get_current_context().exit(1)
 
 
-@contextmanager
-def _arguments(script: str, args: tuple[str, ...]) -> Iterator[None]:
-    """Give a script its arguments, and modules from its own directory, as `python SCRIPT ARGS` does."""
-    before, path = sys.argv, sys.path
-    sys.argv, sys.path = [script, *args], [os.path.dirname(os.path.realpath(script)), *path]
-    try:
-        yield
-    finally:
-        sys.argv, sys.path = before, path
-
-
-@contextmanager
-def _errors_of(script: str) -> Iterator[None]:
-    """Print the traceback of a script that fails, and name the line; errors of this package pass unchanged.
-
-    Raises:
-        UsageError: the script failed, or ended the process.
-    """
-    try:
-        yield
-    except AbsError:
-        raise
-    except SystemExit as error:
-        raise UsageError(
-            f"{script} ended with sys.exit({error.code!r}) and no job was started: there is nothing to check"
-        ) from error
-    except Exception as error:
-        found = error.__traceback__
-        while found is not None and found.tb_frame.f_code.co_filename != script:
-            found = found.tb_next
-        told = "".join(traceback.format_exception(type(error), error, found)).rstrip()
-        click.echo(printable(told), err=True)
-        said = f"{type(error).__name__}: {str(error).strip()}".removesuffix(": ")
-        raise UsageError(f"{script}{_line(script, error)}: {said}") from error
-
-
-def _line(script: str, error: Exception) -> str:
-    """Return the line of a script that an error comes from as text, empty if it is not known."""
-    if isinstance(error, SyntaxError) and error.filename == script:
-        return f", line {error.lineno}"
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == script]
-    return f", line {lines[-1]}" if lines else ""
-
-
-def _session() -> SparkSession | None:
-    from pyspark.sql import SparkSession
-
-    return SparkSession.getActiveSession()
-
-
-def _plain(found: Comparison) -> dict[str, object]:
+def plain_comparison(found: Comparison) -> dict[str, object]:
+    """Return a comparison for programs."""
     return {
         "ok": found.ok,
         "compared_with": found.where,
@@ -143,6 +75,7 @@ def _plain(found: Comparison) -> dict[str, object]:
     }
 
 
-def _show(out: Output, found: Comparison) -> None:
+def show_comparison(out: Output, found: Comparison) -> None:
+    """Print a comparison."""
     for line in str(found).splitlines():
         out.line(line)

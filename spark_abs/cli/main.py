@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from spark_abs.advice import command_line
+from spark_abs.cli.adopt import adopt
 from spark_abs.cli.bisect import bisect
 from spark_abs.cli.check import check
 from spark_abs.cli.doctor import doctor
@@ -83,8 +84,8 @@ def _wants_json(args: Sequence[str]) -> bool:
 def main() -> None:
     """Look at the checkpoints of a job, talk to it while it runs, and go back.
 
-    Every command but `check`, `doctor`, `guide` and `rewind` takes the root of the job first: the directory
-    or URI given as `root=` to the job. `bisect` takes it, or plain queries as `rewind` does.
+    Every command but `adopt`, `check`, `doctor`, `guide` and `rewind` takes the root of the job first: the
+    directory or URI given as `root=` to the job. `bisect` takes it, or plain queries as `rewind` does.
 
     Exit codes: 0 done, 1 refused or failed, 2 wrong call or not confirmed, 3 damage found, 4 a savepoint that
     may still complete.
@@ -112,6 +113,7 @@ for command in (
     watch,
     verify,
     check,
+    adopt,
     doctor,
     guide,
 ):

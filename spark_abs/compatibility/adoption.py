@@ -1,13 +1,17 @@
-"""A job adopts a native query: it copies the query's checkpoint, and a sink takes over the query's table.
+"""A job adopts native queries: it copies their checkpoints, and sinks take over their tables.
 
 Everything is decided from storage before anything is changed: the query's last batch, its sources and state,
 and which of its batches the table holds. Then the checkpoint is copied, `control/` records the copy, and one
 commit to the table lets the sink write and fences the query. A start that is killed before this commit leaves
 the query as it was, and the next start begins anew.
+
+Where a query reads the table of another, its position there becomes the beginning of the channel between
+their stages.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -16,11 +20,21 @@ from typing import TYPE_CHECKING
 
 from pyarrow import fs
 
+from spark_abs.compatibility.chain import why_not_aligned
 from spark_abs.compatibility.existing import is_marked, refuse_rows_of_others
 from spark_abs.compatibility.restored import Past
 from spark_abs.errors import AbsError, DamageError, Refused
-from spark_abs.manifest import SourceShape
-from spark_abs.model import FENCED, NO_BATCH, BatchId, SinkWriter, StageId
+from spark_abs.manifest import CHANNEL, SourceShape
+from spark_abs.model import (
+    FENCED,
+    NO_BATCH,
+    BatchId,
+    ChannelId,
+    SinkWriter,
+    StageId,
+    dumps_position,
+    positions_of,
+)
 from spark_abs.plan.specs import JobSpec, SinkSpec, StageSpec
 from spark_abs.protocol.attempt import Rebuilt
 from spark_abs.protocol.control import ControlState
@@ -39,7 +53,7 @@ from spark_abs.snapshots.delta_offsets import DELTA, delta_offset
 from spark_abs.snapshots.kafka_offsets import KAFKA, kafka_offsets
 from spark_abs.snapshots.layout import file_source_offset, parse_operator
 from spark_abs.snapshots.materialise import METADATA
-from spark_abs.snapshots.rearrange import source_offsets
+from spark_abs.snapshots.rearrange import rearrange, source_offsets
 from spark_abs.spark.plan_facts import PlanFacts
 from spark_abs.stages.native import NativeLog, check_native, native_of
 from spark_abs.store.root import Root
@@ -89,6 +103,8 @@ class Adoption:
     """The query's id in Spark."""
     finished: BatchId
     planned: BatchId
+    channels: tuple[ChannelId | None, ...] = ()
+    """For each source the channel that takes the place of the table that it reads; empty if none does."""
 
     def __str__(self) -> str:
         """Return the adoption as `check` shows it."""
@@ -162,7 +178,7 @@ def goes_on(job: JobSpec, root: Root, state: ControlState, stage: StageId) -> st
         place = root.storage.place(job.stages[stage].adopt or "")
         theirs, ours = NativeLog(place), NativeLog(native_of(root, state, stage))
         newest = theirs.newest_planned() if place.read(METADATA) is not None else NO_BATCH
-        same = theirs.find_offsets(newest) == ours.find_offsets(newest)
+        same = _same_plan(theirs.find_offsets(newest), ours.find_offsets(newest))
         gone = newest <= ours.newest_planned() and ours.find_offsets(newest) is None  # long ago
         if newest != NO_BATCH and not same and not gone:
             return (
@@ -171,6 +187,16 @@ def goes_on(job: JobSpec, root: Root, state: ControlState, stage: StageId) -> st
                 "query, wherever it runs"
             )
     return ""
+
+
+def _same_plan(theirs: str | None, ours: str | None) -> bool:
+    """Say whether a batch was planned alike, apart from tables whose place a channel has taken."""
+    if theirs is None or ours is None:
+        return theirs == ours
+    if theirs.split("\n")[:2] != ours.split("\n")[:2]:
+        return False
+    offsets = zip(source_offsets(theirs), source_offsets(ours), strict=True)
+    return all(one == other or bool(positions_of([other or ""])) for one, other in offsets)
 
 
 def plan_adoption(
@@ -196,10 +222,20 @@ def plan_adoption(
     if reasons:
         raise Refused(_said(stage, place, reasons))
     log = NativeLog(place)
-    adoption = Adoption(stage, place, log.query_id(), log.newest_committed(), log.newest_planned())
+    channels = tuple(ChannelId(s.name) if s.kind == CHANNEL else None for s in plan.streams)
+    adoption = Adoption(
+        stage,
+        place,
+        log.query_id(),
+        finished=log.newest_committed(),
+        planned=log.newest_planned(),
+        channels=channels if any(channels) else (),
+    )
     _refuse_active(job.spark, adoption)
     offsets = log.offsets_text(adoption.planned)
-    reasons += _sources(place, source_offsets(offsets), plan.streams)
+    sources = source_offsets(offsets)
+    reasons += _sources(place, sources, plan.streams)
+    reasons += why_not_aligned(job, root, state, log, offsets=sources, streams=plan.streams)
     before = log.find_offsets(BatchId(adoption.finished - 1)) or ""
     reasons += asked(
         root, stage, offsets=log.offsets_text(adoption.finished), declared=plan.streams, before=before
@@ -220,7 +256,21 @@ def adopt(ctx: RunContext, attempt_number: int, adoption: Adoption, heartbeat: C
     record = Rebuilt(adoption.stage, attempt_number, adoption.query, None, done=True)
     target = ctx.root.native(ctx.natives, ctx.attempt, record.directory)
     ctx.failpoint(f"adopt.{adoption.stage}.copy.before")
-    adopt_native(adoption.source, target, heartbeat)
+    if adoption.channels:
+        begin = [
+            number if channel is None else json.dumps(dumps_position(ctx.start(adoption.stage, channel)))
+            for number, channel in enumerate(adoption.channels)
+        ]
+        rearrange(
+            adoption.source,
+            target,
+            batch=adoption.finished,
+            query_id=adoption.query,
+            sources=begin,
+            heartbeat=heartbeat,
+        )
+    else:
+        adopt_native(adoption.source, target, heartbeat)
     log = NativeLog(adoption.source)
     if (log.newest_committed(), log.newest_planned()) != (adoption.finished, adoption.planned):
         raise Refused(_runs(adoption))
@@ -292,7 +342,7 @@ def _sources(place: Place, offsets: Sequence[str | None], shapes: Sequence[Sourc
         yield f"its query reads {len(offsets)} sources, and the declared frame reads {len(shapes)}"
         return
     for number, (offset, shape) in enumerate(zip(offsets, shapes, strict=True)):
-        if offset is None:
+        if offset is None or shape.kind == CHANNEL:
             continue
         delta, files, kafka = delta_offset(offset), file_source_offset(offset), kafka_offsets(offset)
         was = DELTA if delta else KAFKA if kafka else "files" if files is not None else ""

@@ -78,8 +78,8 @@ def refuse_own_reads(graph: JobGraph, plans: Mapping[StageId, PlanFacts], storag
                     raise GraphError(
                         f"stage {stage.name!r} reads {_paths(table, read)}, the table of sink {sink.name!r} "
                         "of this job: barriers do not pass through tables, so a checkpoint would not have "
-                        f"both at one cut. Use {sink.stage}.{sink.output} as the input instead. If the "
-                        "stage adopts a query, declare it in a separate job, with a separate root"
+                        f"both at one cut. Use {sink.stage}.{sink.output} as the input instead, also if the "
+                        "stage adopts a query"
                     )
 
 

@@ -16,6 +16,8 @@ from spark_abs.store.storage import Place
 _COPY_BYTES = 8 << 20
 _COPIES = 5
 """Attempts to copy: Spark may still upload or delete state of a query that has just stopped."""
+_LEFT = "_rewind/"
+"""What `spark-abs rewind` keeps in a checkpoint directory; a copy cannot be rewound by it."""
 
 
 def adopt_native(source: Place, target: Place, heartbeat: Callable[[], None] = lambda: None) -> None:
@@ -60,7 +62,7 @@ def _copied(source: Place, target: Place, heartbeat: Callable[[], None]) -> bool
         FileNotFoundError: a file was deleted.
     """
     empty(target)
-    infos = source.fs.get_file_info(fs.FileSelector(source.path, recursive=True))
+    infos = _listed(source)
     for info in infos:
         if info.type is fs.FileType.Directory:
             make_directory(target, info.path.removeprefix(f"{source.path}/"))
@@ -76,8 +78,13 @@ def _copied(source: Place, target: Place, heartbeat: Callable[[], None]) -> bool
     files = _files(infos)
     wanted = [info for info in files if info.path != f"{source.path}/{METADATA}"]
     for_each(wanted, copy, lambda _: heartbeat())
-    now = _files(source.fs.get_file_info(fs.FileSelector(source.path, recursive=True)))
+    now = _files(_listed(source))
     return {(i.path, i.size, i.mtime_ns) for i in files} == {(i.path, i.size, i.mtime_ns) for i in now}
+
+
+def _listed(source: Place) -> list[fs.FileInfo]:
+    infos = source.fs.get_file_info(fs.FileSelector(source.path, recursive=True))
+    return [info for info in infos if not info.path.startswith(f"{source.path}/{_LEFT}")]
 
 
 def _files(infos: list[fs.FileInfo]) -> list[fs.FileInfo]:

@@ -121,6 +121,8 @@ def written_by(table: Table, query: str, root: str) -> Written:
             mode = mode or str(parameters.get("outputMode") or "").lower()
             continue
         commit = table.read_commit(int(entry["version"]))
+        if commit is not None and query in commit.transactions:  # `spark-abs rewind` has set the query back
+            continue
         note = None if commit is None else note_of(commit, table.uri)
         ours = note is not None and root != "" and note.root == root
         if not ours and (commit is None or (commit.data_change and commit.adds)):

@@ -41,7 +41,7 @@ def refuse_others(sink: str, target: str, there: str) -> None:
         f"sink {sink!r}: {target} has {there} that this root has not written. The sink would write beside "
         "them, and rows of inputs that were read before would be there twice. Say existing='append' if that "
         "is meant; existing='take_over' if this root replaces the one that has written them (Delta tables); "
-        "adopt=CHECKPOINT of job.source to go on where the query was that has written them; or name another "
+        "adopt=CHECKPOINT of the stage to go on where the query was that has written them; or name another "
         "table"
     )
 

@@ -33,6 +33,7 @@ def declared(spark: SparkSession, clicks: DataFrame, config: dict[str, object]) 
         "match", [source["late"], again, clicks], lambda a, b, c: a, output_mode="update", begin="earliest"
     )
     again.close(stage)
+    job.stage("older", [source], lambda rows: rows, adopt="/data/older_checkpoint")
     job.sink("old", job.source("old", clicks, adopt="/data/old_checkpoint"), table="/data/old")
     job.sink("out", stage, table="/data/out", existing="take_over")
     job.sink("mail", stage["main"], foreach_batch=lambda frame, batch: None)
