@@ -73,12 +73,12 @@ def test_every_row_is_there_once_after_rewinds_to_kept_cuts(tmp_path: Path, shap
 
 
 @pytest.mark.parametrize("taken_back", [False, True], ids=["rewind", "undo"])
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.long)])
 def test_a_rewind_to_a_kept_cut_is_finished_when_killed_at_any_point(
     tmp_path: Path, every: int, taken_back: bool
 ) -> None:
     """It needs the root no more once it has begun."""
-    first = worked(tmp_path, "chain", seed=5, rounds=3, files=30)
+    first = worked(tmp_path, "chain", seed=1)
     *_, at = (cut for cut in first.kept() if cut not in of_spark(first))
     for number in itertools.count(0, every):
         world = copy_of(first, tmp_path / str(number) / "live", number)
@@ -131,6 +131,7 @@ def test_a_watcher_that_is_killed_anywhere_leaves_a_root_that_goes_on(tmp_path: 
     """Killed at every point in turn: the next one keeps the cut, and nothing that no manifest names stays."""
     first = worked(tmp_path, "two writers", seed=3, rounds=1, files=80)
     first.run(10)
+    first.settle()
     points = []
     for number in itertools.count():
         world = copy_of(first, tmp_path / str(number) / "live", number)
@@ -144,6 +145,7 @@ def test_a_watcher_that_is_killed_anywhere_leaves_a_root_that_goes_on(tmp_path: 
         again = world.watch()
         assert (again.kept is None) == (points[-1] in AFTER_COMMIT)
         world.run(10)
+        world.settle()
         assert world.watch().kept is not None
         assert len(world.kept()) == 3
         assert verify_root(world.root, SILENT) == ()
@@ -226,7 +228,7 @@ def test_of_two_watchers_one_works(tmp_path: Path) -> None:
 
 
 def test_words_thin_out_what_is_kept_and_its_bytes_go(tmp_path: Path) -> None:
-    world = worked(tmp_path, "chain", seed=10, rounds=3)
+    world = worked(tmp_path, "chain", seed=10, rounds=3, files=90)
     before = sum(p.stat().st_size for p in Path(world.root.uri, "state").glob("*.parquet"))
     world.run(10)
     world.settle()
