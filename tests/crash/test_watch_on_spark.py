@@ -62,6 +62,7 @@ def test_every_table_is_whole_after_a_rewind_to_a_cut_that_spark_has_no_more(tmp
                 time.sleep(0.5)
             if (base / "c" / "big" / "commits").exists():
                 command(f"watch {root} --once", base)
+            if Path(root).exists():
                 listed = command(f"rewind --root {root} --list --output json", base)
                 kept = [row for row in json.loads(listed or "[]") if row["kept"]]
     fed.write()
