@@ -1,5 +1,5 @@
-# What a person types: make demo, check, test, test-ci, test-all, test-stores, test-versions, soak, changes, bench,
-# bench-flink. The rest is their set-up.
+# What a person types: make demo, check, test, test-ci, test-all, test-page, test-stores, test-versions, soak, changes,
+# bench, bench-flink. The rest is their set-up.
 PYTHON := python3.11
 VENV := .venv
 # The Spark of the tests, of the figures and of the demo; make test-versions runs on others, too.
@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # One process keeps two cores busy for much of the time, two for nearly all: a third gains nothing.
 PYTEST := $(BIN)/python -m pytest -n 2
 
-.PHONY: bench bench-flink changes check demo soak test test-all test-ci test-stores test-versions venv
+.PHONY: bench bench-flink changes check demo soak test test-all test-ci test-page test-stores test-versions venv
 
 demo: $(VENV)/.jars
 	@$(BIN)/python jobs/demo.py
@@ -94,6 +94,17 @@ $(VENV)/.installed-stores: $(VENV)/.installed tests/stores/gcs/main.go tests/sto
 	@cd tests/stores/gcs && go build -o $(STORES)/gcs-server . >$(abspath $@.log) 2>&1 || { cat $(abspath $@.log); exit 1; }
 	@curl -sf --output-dir $(STORES) -O https://repo1.maven.org/maven2/com/google/cloud/bigdataoss/gcs-connector/$(GCS)/gcs-connector-$(GCS)-shaded.jar || \
 	  { echo "Maven Central must be reachable once: gcs-connector $(GCS) did not come"; exit 1; }
+	@touch $@
+
+# The page in Chromium, with axe's rules of accessibility.
+test-page: venv $(VENV)/.installed-page
+	@$(BIN)/python -m pytest tests/page
+
+$(VENV)/.installed-page: $(VENV)/.installed
+	@for tool in chromium npm; do command -v $$tool >/dev/null || { echo "$$tool is missing: apt-get install $$tool"; exit 1; }; done
+	@echo "installing what drives a browser"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test-page]' pyspark==$(SPARK)
+	@npm install --prefix $(VENV)/page --no-save --no-audit --no-fund --loglevel=error axe-core@4.14.1
 	@touch $@
 
 # What differs between versions of Spark, on those that are not SPARK; then a root that goes through all of them.

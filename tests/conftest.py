@@ -15,7 +15,7 @@ from xdist.scheduler import LoadScopeScheduling
 from spark_abs.spark.session import spark_session
 from tests.jvm import java_options
 
-ROOMS = ("unit", "sim", "outside", "crash", "soak", "spark", "cli", "stores", "versions")
+ROOMS = ("unit", "sim", "outside", "crash", "soak", "spark", "cli", "stores", "versions", "page")
 """The directories of tests: what is quick to fail comes first, then the longest modules, then shorter ones,
 so that two processes that share them end at nearly the same time."""
 ALONE = ("unit", "sim")

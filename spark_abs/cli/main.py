@@ -18,7 +18,7 @@ from spark_abs.cli.doctor import doctor
 from spark_abs.cli.guide import guide
 from spark_abs.cli.health import health, metrics
 from spark_abs.cli.observe import history, list_checkpoints, show, verify
-from spark_abs.cli.report import report
+from spark_abs.cli.report import report, serve
 from spark_abs.cli.restore import dispose, forget, restore
 from spark_abs.cli.rewind import rewind
 from spark_abs.cli.root_command import Context, output_option, storage_errors
@@ -102,6 +102,7 @@ for command in (
     metrics,
     history,
     report,
+    serve,
     savepoint,
     set_settings,
     stop,

@@ -1,16 +1,19 @@
-"""`spark-abs report`: a root as one page for a browser."""
+"""`spark-abs report` and `spark-abs serve`: a root as one page for a browser."""
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
 
 import click
 
 from spark_abs.cli.output import size
 from spark_abs.cli.root_command import Context, root_command
+from spark_abs.errors import UsageError
 from spark_abs.report.encoding import plain_report
 from spark_abs.report.page import page_of
 from spark_abs.report.reading import RootReader
+from spark_abs.report.server import Following, PageServer
 from spark_abs.store.root import Root
 
 
@@ -42,3 +45,49 @@ def report(ctx: Context, root: Root, target: str) -> None:
     Path(target).write_bytes(data)
     written = {"report": target, "bytes": len(data), "problems": found.problems}
     ctx.out.result(written, lambda out: out.line(f"{target}: {size(len(data))}, open it in a browser"))
+
+
+LOOPBACK = "127.0.0.1"
+
+
+@click.command
+@root_command
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=4180, show_default=True, help="0: any free port."
+)
+@click.option(
+    "--host",
+    metavar="ADDRESS",
+    default=LOOPBACK,
+    show_default=True,
+    help="The address to listen on. Whoever reaches another one than this machine's own can see the page.",
+)
+def serve(ctx: Context, root: Root, port: int, host: str) -> None:
+    """Serve the page of a root to a browser on this machine, until Ctrl-C; it follows a running job.
+
+    The server only reads the root. It answers GET, and requests that name it by its address.
+    """
+    following = Following(RootReader(root), ctx.now_ms)
+    following.newest()  # a root that cannot be read is told here, not in a browser
+    try:
+        server = PageServer(host, port, following)
+    except OSError as error:
+        raise UsageError(
+            f"nothing can listen on {host}, port {port}: {error}; choose another --port"
+        ) from error
+    with server:
+        if not _is_loopback(host):
+            ctx.out.say(f"warning: everyone who reaches {host} can see the page, there is no password")
+        at = {"url": server.url, "root": root.uri}
+        ctx.out.result(at, lambda out: out.line(f"{server.url} shows {root.uri}, Ctrl-C ends it"))
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            ctx.out.say("ended")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
