@@ -12,6 +12,7 @@ from spark_abs.channels.schema import struct_of
 from spark_abs.compatibility.explain import Explanation, explain_job
 from spark_abs.compatibility.inspection import Checked, check_job, instead_of_start
 from spark_abs.errors import GraphError, UsageError
+from spark_abs.markup import paragraph, table
 from spark_abs.model import MAIN_OUTPUT, OutputMode, ProviderName, StageId, checked_name
 from spark_abs.plan.graph import JobGraph
 from spark_abs.plan.inputs import declared_lookup, given_inputs, refuse_options
@@ -99,6 +100,12 @@ class Job:
     def __repr__(self) -> str:
         stages, sinks = ", ".join(self.stages) or "none", ", ".join(s.name for s in self.sinks) or "none"
         return f"Job({self.name!r} at {self.root.uri}, stages {stages}; sinks {sinks})"
+
+    def _repr_html_(self) -> str:
+        head = paragraph(f"Job {self.name} at {self.root.uri}, as declared", strong=True)
+        return head + table(
+            ("stages", "sinks"), [(", ".join(self.stages), ", ".join(s.name for s in self.sinks))]
+        )
 
     def source(
         self,

@@ -23,6 +23,7 @@ from spark_abs.observe.status import JobStatus, job_status, lease_timeout_ms
 from spark_abs.observe.tables import create_views, read_sink, tables_at
 from spark_abs.observe.verification import finding_table, verify_one, verify_root
 from spark_abs.protocol.control import CommandKind
+from spark_abs.report.face import root_face
 from spark_abs.restore.forget import forget_query
 from spark_abs.restore.outside import NO_SINKS, Own
 from spark_abs.restore.refusals import ForceName, forces
@@ -80,6 +81,9 @@ class JobRoot:
 
     def __repr__(self) -> str:
         return f"JobRoot({self.root.uri!r})"
+
+    def _repr_html_(self) -> str:
+        return root_face(self.root, self.clock_ms())
 
     def checkpoints(self) -> pa.Table:
         """Return completed checkpoints and savepoints by id, without reading manifests.

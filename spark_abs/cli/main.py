@@ -15,6 +15,7 @@ from spark_abs.cli.adopt import adopt
 from spark_abs.cli.bisect import bisect
 from spark_abs.cli.check import check
 from spark_abs.cli.doctor import doctor
+from spark_abs.cli.examples import COMPLETION, examples
 from spark_abs.cli.guide import guide
 from spark_abs.cli.health import health, metrics
 from spark_abs.cli.observe import history, list_checkpoints, show, verify
@@ -79,7 +80,7 @@ def _wants_json(args: Sequence[str]) -> bool:
     return "--output=json" in ours or ("--output", "json") in pairwise(ours)
 
 
-@click.group(cls=Verbs)
+@click.group(cls=Verbs, epilog=COMPLETION)
 @output_option
 def main() -> None:
     """Look at the checkpoints of a job, talk to it while it runs, and go back.
@@ -118,4 +119,5 @@ for command in (
     doctor,
     guide,
 ):
+    command.epilog = examples(str(command.name))
     main.add_command(command)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
 
+from deltalake.exceptions import DeltaError
+
 from spark_abs.channels.entries import entry_of
 from spark_abs.channels.follow import LogTail
 from spark_abs.errors import AbsError, CheckpointNotFound, DamageError
@@ -80,7 +82,10 @@ class RootReader:
             DamageError: `control/` cannot be read.
             OSError: the store cannot be read now.
         """
-        self._control.refresh()
+        try:
+            self._control.refresh()
+        except DeltaError as error:
+            raise DamageError(f"control/ cannot be read: {_first_line(error)}") from error
         state, problems = self._control.state, list[str]()
         alive = live_run(self._root, now_ms, lease_timeout_ms())
         events = _unless_damaged(problems, lambda: self._history.read(state.last_claimed))
@@ -121,9 +126,14 @@ def _version() -> str:
 def _unless_damaged(problems: list[str], read: Callable[[], T]) -> T | None:
     try:
         return read()
-    except (AbsError, OSError) as error:
-        problems.append(redacted(str(error)))
+    except (AbsError, OSError, DeltaError) as error:
+        problems.append(redacted(_first_line(error)))
         return None
+
+
+def _first_line(error: Exception) -> str:
+    """Return what an error says without the stack that deltalake adds."""
+    return str(error).partition("\n")[0]
 
 
 def _attempts(state: ControlState) -> tuple[AttemptLine, ...]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from deltalake.exceptions import DeltaError
 
 from spark_abs.errors import AbsError
+from spark_abs.markup import paragraph
 from spark_abs.model import RunId
 from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.protocol import control as ledger
@@ -39,6 +40,10 @@ class RestoreResult:
     plan: RestorePlan
     run: RunId | None
     """The run number that the restore took; the job's next start takes the number after it."""
+
+    def _repr_html_(self) -> str:
+        said = "Done: start the job" if self.run is not None else "A plan: nothing is changed"
+        return paragraph(said) + self.plan._repr_html_()
 
     def __str__(self) -> str:
         """Return it for a person: where the job is, which tables went back, and the notes of the plan."""

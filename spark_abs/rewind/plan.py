@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from types import MappingProxyType
 
 from spark_abs.advice import way
 from spark_abs.cuts.cut import NEVER, Batch
 from spark_abs.errors import Refused
+from spark_abs.markup import numbered, paragraph
 from spark_abs.rewind.journal import Journal, QueryGoal, TableGoal
 from spark_abs.rewind.kept import KeptCut
 from spark_abs.rewind.query import QueryFacts
@@ -30,6 +32,13 @@ class RewindPlan:
     notes: tuple[str, ...]
     kept: KeptCut | None = None
     """The cut whose files come back; None: Spark still has them."""
+
+    def _repr_html_(self) -> str:
+        head = f"Rewind to {datetime.fromtimestamp(self.moment_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        listed = numbered(self.steps)
+        return (
+            paragraph(head, strong=True) + listed + "".join(paragraph(f"Note: {note}") for note in self.notes)
+        )
 
     @property
     def changes(self) -> bool:

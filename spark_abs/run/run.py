@@ -23,9 +23,11 @@ from spark_abs.errors import (
     UsageError,
 )
 from spark_abs.manifest import StageShape
+from spark_abs.markup import paragraph
 from spark_abs.model import AttemptId, CheckpointId, CheckpointKind, RunId, StageId
 from spark_abs.protocol.messages import Answer
 from spark_abs.protocol.trigger import Request, RunStatus
+from spark_abs.report.face import root_face
 from spark_abs.run.drain import Drain
 from spark_abs.run.end_of_input import EndOfInput, Loops
 from spark_abs.run.lifecycle import Lifecycle, Termination, end_all
@@ -38,6 +40,7 @@ from spark_abs.run_context import RunContext
 from spark_abs.settings_keywords import LiveSettings
 from spark_abs.sinks.sending.senders import Senders
 from spark_abs.stages.snapshotter import Snapshotter
+from spark_abs.store.clock import now_ms
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -92,6 +95,9 @@ class Run:
         failed = self._termination.failure is not None
         how = "active" if self.is_active else "failed" if failed else "ended"
         return f"Run({self.id} of job {self._ctx.job!r}, attempt {self.attempt}, {how})"
+
+    def _repr_html_(self) -> str:
+        return paragraph(repr(self)) + root_face(self._ctx.root, now_ms())
 
     @property
     def id(self) -> RunId:

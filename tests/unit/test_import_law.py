@@ -25,6 +25,7 @@ LAYERS = (
         "errors",
         "codec",
         "manifest",
+        "markup",
         "logs",
         "quantities",
         "keep",
