@@ -113,7 +113,7 @@ ON_OLDER := tests/spark/test_gate.py tests/spark/test_job_life.py tests/spark/te
   tests/spark/test_stored_shapes.py tests/spark/test_state_functions.py tests/spark/test_wrapped.py \
   tests/spark/test_restore.py tests/spark/test_delta_tables.py tests/spark/test_databricks.py \
   tests/crash/test_functions.py tests/crash/test_leftovers.py tests/spark/test_guide_code.py
-# Two pages of the guide change state, which needs Spark 4.2. pyspark 4.0 itself leaves a socket open with each
+# Two pages of the guide change state, which needs Spark 4.2. pyspark before 4.2 leaves a socket open with each
 # collect().
 test-versions: venv $(OLDER:%=$(VENV)/versions/%/.installed)
 	@for line in $(OLDER); do echo "pytest on Spark $$line" && \
@@ -121,10 +121,12 @@ test-versions: venv $(OLDER:%=$(VENV)/versions/%/.installed)
 	  -W "ignore:unclosed:ResourceWarning" -k "not rescaling.md and not state-as-data.md" $(ON_OLDER) || exit 1; done
 	@echo "pytest tests/versions" && $(BIN)/python -m pytest tests/versions
 
+# The version is a constraint: without, pip fetches each newer Spark, 435 MB, before it takes the wanted one.
 $(VENV)/versions/%/.installed: $(VENV)/.installed
 	@echo "installing Spark $*"
 	@$(PYTHON) -m venv $(@D)
-	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test]' 'pyspark==$*.*'
+	@echo 'pyspark==$*.*' >$(@D)/constraints.txt
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c $(@D)/constraints.txt -e '.[test]'
 	@$(@D)/bin/python -c 'import spark_abs; spark_abs.spark_session("set-up", "local[1]").stop()' 2>$@.log || \
 	  { cat $@.log; exit 1; }
 	@touch $@

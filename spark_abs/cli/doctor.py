@@ -255,7 +255,13 @@ def _wins(table: Table, ready: threading.Barrier) -> bool:
 
 def _pyspark() -> str:
     try:
-        from spark_abs.spark.versions import DELTA_CONNECTOR, PYSPARK, require_supported, rewrites_state
+        from spark_abs.spark.versions import (
+            DELTA_CONNECTOR,
+            PYSPARK,
+            STATE_REWRITER_SINCE,
+            require_supported,
+            rewrites_state,
+        )
     except ModuleNotFoundError as missing:
         if not lacks_spark(missing):
             raise
@@ -264,7 +270,7 @@ def _pyspark() -> str:
             "tables"
         ) from missing
     require_supported()
-    limits = "" if rewrites_state() else "; edits and rescales need Spark 4.2"
+    limits = "" if rewrites_state() else f"; edits and rescales need Spark {STATE_REWRITER_SINCE}"
     return f"{PYSPARK}, with {DELTA_CONNECTOR}{limits}"
 
 

@@ -80,12 +80,15 @@ def tells_start() -> bool:
     return find_spec("pyspark.sql.streaming.datasource") is not None
 
 
+STATE_REWRITER_SINCE = "4.2"
+"""The first release that can rewrite state."""
+
 _STATE_REWRITER = "_streamingCheckpointManager"
 """The attribute of a pyspark session by which Spark can rewrite state."""
 
 
 def rewrites_state() -> bool:
-    """Say whether Spark can rewrite state, as from 4.2."""
+    """Say whether Spark can rewrite state."""
     from pyspark.sql import SparkSession
 
     return hasattr(SparkSession, _STATE_REWRITER)
@@ -102,9 +105,9 @@ def require_state_rewriter(what: str) -> None:
     """
     if not rewrites_state():
         raise Refused(
-            f"{what} needs Spark 4.2, the first release that can rewrite state, but this Python has pyspark "
-            f"{PYSPARK}. Nothing was changed. Repeat the command with pyspark 4.2; the job can then run "
-            "with this release again"
+            f"{what} needs Spark {STATE_REWRITER_SINCE}, the first release that can rewrite state, but this "
+            f"Python has pyspark {PYSPARK}. Nothing was changed. Repeat the command with pyspark "
+            f"{STATE_REWRITER_SINCE}; the job can then run with this release again"
         )
 
 
