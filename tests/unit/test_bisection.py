@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import struct
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -125,6 +127,63 @@ def test_a_condition_is_an_expression_or_a_query(
         assert condition.is_true(then) == bad
 
 
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+
+
+def _z85(data: bytes) -> str:
+    words = (number for (number,) in struct.iter_unpack(">I", data))
+    return "".join(_DIGITS[word // 85**place % 85] for word in words for place in range(4, -1, -1))
+
+
+def _log(table: Path, version: int, *actions: dict[str, Any]) -> None:
+    file = table / "_delta_log" / f"{version:020}.json"
+    file.write_text("\n".join(json.dumps(action) for action in actions))
+
+
+def _actions(table: Path) -> dict[str, Any]:
+    lines = (table / "_delta_log" / f"{0:020}.json").read_text().splitlines()
+    return {name: action for line in lines for name, action in json.loads(line).items()}
+
+
+def test_rows_that_a_deletion_vector_removes_are_not_read(tmp_path: Path) -> None:
+    """As Delta's DELETE writes it: a bitmap with row 3, in the log."""
+    write_deltalake(str(tmp_path), pa.table({"id": range(10)}))
+    add = _actions(tmp_path)["add"]
+    bitmap = struct.pack("<iqi", 1681511377, 1, 0) + struct.pack("<IIHHIH", 12346, 1, 0, 0, 16, 3)
+    vector = {"storageType": "i", "pathOrInlineDv": _z85(bitmap + bytes(-len(bitmap) % 4))}
+    features = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
+    _log(
+        tmp_path,
+        1,
+        {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, **features}},
+        {"remove": {"path": add["path"], "dataChange": True, "deletionTimestamp": 1}},
+        {"add": {**add, "deletionVector": {**vector, "sizeInBytes": len(bitmap), "cardinality": 1}}},
+    )
+    condition = Condition("SELECT id FROM t WHERE id = 3")
+    assert condition.is_true({"t": DeltaTable(str(tmp_path), version=0)})
+    assert not condition.is_true({"t": DeltaTable(str(tmp_path))})
+    assert Condition("(SELECT sum(id) FROM t) = 42").is_true({"t": DeltaTable(str(tmp_path))})
+
+
+def test_columns_have_the_names_of_the_table_and_not_of_its_files(tmp_path: Path) -> None:
+    """With column mapping, as after a column was renamed."""
+    write_deltalake(str(tmp_path), pa.table({"col-1": range(10)}))
+    actions = _actions(tmp_path)
+    schema = json.loads(actions["metaData"]["schemaString"])
+    mapped = {"delta.columnMapping.id": 1, "delta.columnMapping.physicalName": "col-1"}
+    schema["fields"] = [{**schema["fields"][0], "name": "id", "metadata": mapped}]
+    configuration = {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "1"}
+    metadata = {"schemaString": json.dumps(schema), "configuration": configuration}
+    _log(
+        tmp_path,
+        0,
+        {"protocol": {"minReaderVersion": 2, "minWriterVersion": 5}},
+        {"metaData": {**actions["metaData"], **metadata}},
+        {"add": actions["add"]},
+    )
+    assert Condition("(SELECT sum(id) FROM t WHERE id > 2) = 42").is_true({"t": DeltaTable(str(tmp_path))})
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -162,12 +221,18 @@ def test_a_condition_names_its_tables() -> None:
         Condition(" ; ")
 
 
-def _log(*batches: int) -> str:
+def _source_log(*batches: int) -> str:
     lines = [json.dumps({"path": f"file:///in/{b}%20.json", "timestamp": 1, "batchId": b}) for b in batches]
     return "\n".join(["v1", *lines])
 
 
-LOGS = {"8": _log(8), "9.compact": _log(*range(10)), "10": _log(10), "11": _log(11, 11), "12": _log(12)}
+LOGS = {
+    "8": _source_log(8),
+    "9.compact": _source_log(*range(10)),
+    "10": _source_log(10),
+    "11": _source_log(11, 11),
+    "12": _source_log(12),
+}
 
 
 @pytest.mark.parametrize(
