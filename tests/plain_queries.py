@@ -13,6 +13,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
@@ -29,19 +30,30 @@ from spark_abs.store.failpoint import no_failpoint
 from spark_abs.store.storage import Place
 
 INTERVAL = 10
+NO_APP = "none"
 
 
 class Crash(Exception):
     """The driver dies."""
 
 
+class Concurrent(Exception):
+    """Another driver has written this number: the query ends."""
+
+
+def added(place: Place, relative: str, text: str) -> None:
+    """Add an entry to a log, as `HDFSMetadataLog.add` does: only where there is none."""
+    if not place.create(relative, text.encode()):
+        raise Concurrent(place, relative)
+
+
 def place_of(where: Path | Place) -> Place:
     return where if isinstance(where, Place) else Place(str(where))
 
 
-def delta(table: Path | Place) -> DeltaTable:
+def delta(table: Path | Place, version: int | None = None) -> DeltaTable:
     place = place_of(table)
-    return DeltaTable(place.uri, storage_options=place.options)
+    return DeltaTable(place.uri, version, storage_options=place.options)
 
 
 def actions_of(table: Place, version: int) -> list[dict[str, dict[str, object]]]:
@@ -64,8 +76,8 @@ def text_of(place: Place, relative: str) -> str:
     return data.decode()
 
 
-def rows_of(table: Path | Place) -> list[int]:
-    return sorted(delta(table).to_pyarrow_table()["id"].to_pylist())
+def rows_of(table: Path | Place, version: int | None = None) -> list[int]:
+    return sorted(delta(table, version).to_pyarrow_table()["id"].to_pylist())
 
 
 def make_table(table: Place) -> None:
@@ -95,8 +107,10 @@ class PlainQuery:
     """A table, or a directory of input files if it begins with `in`."""
     sink: str
     app: str = ""
-    """The application id of its function; empty: Delta's own sink."""
+    """The application id of its function, `NO_APP` if it names none; empty: Delta's own sink."""
     chance: random.Random = field(default_factory=random.Random)
+    held: list[int] | None = None
+    """The rows of a batch in which the driver was frozen."""
 
     @property
     def checkpoint(self) -> Place:
@@ -139,11 +153,20 @@ class PlainQuery:
             until = min(newest + 1, self.until + self.chance.randint(1, most))
         start, self.until, self.batch = self.until, until, self.batch + 1
         planned = f"v1\n{self._metadata()}\n{self._line(until)}"
-        self.checkpoint.write(f"offsets/{self.batch}", planned.encode())
+        added(self.checkpoint, f"offsets/{self.batch}", planned)
         if crash == "planned":
             raise Crash
         self._run(start, until, crash)
         return True
+
+    def wake(self) -> None:
+        """Go on after a crash, as a driver does that was frozen at that point, until it ends."""
+        held, self.held = self.held, None
+        with suppress(Concurrent):
+            if held is not None:
+                self._write(held)
+            while self.step(5):
+                pass
 
     def drain(self, most: int = 5) -> None:
         """Read all that there is, as with the trigger available now."""
@@ -152,13 +175,25 @@ class PlainQuery:
             pass
 
     def _run(self, start: int, until: int, crash: str = "") -> None:
-        ids, table, app = self._read(start, until), self.table(self.sink), self.app or self.id
+        ids = self._read(start, until)
+        if crash:
+            self.held = ids
+        if crash == "read":
+            raise Crash
+        self._write(ids, crash)
+
+    def _write(self, ids: list[int], crash: str = "") -> None:
+        table, app = self.table(self.sink), self.app or self.id
         written = delta(table).transaction_version(app)
-        if written is None or written < self.batch:
+        if app == NO_APP:
+            self._tick()
+            append(table, ids, {})
+            self._tick()
+        elif written is None or written < self.batch:
             append(table, ids, {app: self.batch})
         if crash == "written":
             raise Crash
-        self.checkpoint.write(f"commits/{self.batch}", b'v1\n{"nextBatchWatermarkMs":0}')
+        added(self.checkpoint, f"commits/{self.batch}", 'v1\n{"nextBatchWatermarkMs":0}')
 
     def batches(self, directory: str) -> list[int]:
         """Return the batches in a log of the query, in order."""
@@ -166,6 +201,12 @@ class PlainQuery:
 
     def _newest(self, directory: str) -> int:
         return max(self.batches(directory), default=-1)
+
+    def _tick(self) -> None:
+        """Let the driver's clock go on: a batch takes more than a millisecond."""
+        begun = int(time.time() * 1000)
+        while int(time.time() * 1000) == begun:
+            pass
 
     def _metadata(self) -> str:
         return json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": {}})
@@ -227,7 +268,7 @@ class PlainQuery:
         told = self.entries if compact else [e for e in self.entries if e[0] == number]
         lines = [json.dumps({"path": f"file:///x/{n}", "timestamp": 1, "batchId": at}) for at, n in told]
         name = f"{number}.compact" if compact else str(number)
-        self.checkpoint.write(f"sources/0/{name}", "\n".join(["v1", *lines]).encode())
+        added(self.checkpoint, f"sources/0/{name}", "\n".join(["v1", *lines]))
         if compact:  # Spark deletes what is older after a while
             for other in self._log():
                 if not other.endswith(".compact") and self.chance.random() < 0.5:
@@ -242,6 +283,11 @@ SHAPES = {
 }
 
 
+UNTOLD = {"untold": [("bronze", "in1", "bronze"), ("gold", "bronze", "gold")]}
+"""The function of `gold` writes without an application id: a killed batch may come twice, as in Spark."""
+_SHAPES = SHAPES | UNTOLD
+
+
 class World:
     """Queries of a shape, with inputs and tables."""
 
@@ -250,12 +296,12 @@ class World:
 
     def __init__(self, base: Path | Place, shape: str, seed: int, files: int = 40) -> None:
         self.top, self.shape, self.chance, self.now_ms = place_of(base), shape, random.Random(seed), 0
-        inputs = sorted({s for _, s, _ in SHAPES[shape] if s.startswith("in")})
+        inputs = sorted({s for _, s, _ in _SHAPES[shape] if s.startswith("in")})
         for at, name in enumerate(inputs):
             for n in range(at * files, (at + 1) * files):
                 self.top.write(f"{name}/{n}", b"")
         self.expected = list(range(len(inputs) * files))
-        for table in {t for _, _, t in SHAPES[shape]}:
+        for table in {t for _, _, t in _SHAPES[shape]}:
             make_table(self.top.below(f"t/{table}"))
 
     @property
@@ -266,9 +312,17 @@ class World:
 
     def queries(self) -> list[PlainQuery]:
         return [
-            PlainQuery(self.top, name, source, sink, "my-app" if name == "gold" else "", self.chance)
-            for name, source, sink in SHAPES[self.shape]
+            PlainQuery(self.top, name, source, sink, self._app_of(name), self.chance)
+            for name, source, sink in _SHAPES[self.shape]
         ]
+
+    def _app_of(self, query: str) -> str:
+        if query != "gold":
+            return ""
+        return NO_APP if self.shape in UNTOLD else "my-app"
+
+    def _crashes(self, query: PlainQuery) -> str:
+        return "planned" if query.app == NO_APP else self.chance.choice(["planned", "written"])
 
     def run(self, steps: int) -> None:
         """Run batches of random queries; some die in a batch."""
@@ -277,7 +331,7 @@ class World:
             query.start()
         for _ in range(steps):
             query = self.chance.choice(queries)
-            crash = self.chance.choice(["planned", "written"]) if self.chance.random() < 0.1 else ""
+            crash = self._crashes(query) if self.chance.random() < 0.1 else ""
             try:
                 query.step(3, crash=crash)
             except Crash:
@@ -285,7 +339,7 @@ class World:
         for query in queries:
             if self.chance.random() < 0.5:
                 try:
-                    query.step(3, crash=self.chance.choice(["planned", "written"]))
+                    query.step(3, crash=self._crashes(query))
                 except Crash:
                     continue
 
@@ -313,10 +367,21 @@ class World:
         batches = query.batches("commits")
         return {query.name: self.chance.choice(batches)} if batches else {}
 
-    def rewind(self, at: dict[str, int], failpoint: Callable[[str], None] = no_failpoint) -> None:
+    def rewind(self, at: dict[str, int], failpoint: Callable[[str], None] = no_failpoint) -> set[str]:
+        """Go back; return the queries that did."""
         prepared = self.prepare(at)
         if prepared.plan.changes:
             apply(prepared.plan, self.top.storage, require_still=prepared.require_still, at=failpoint)
+        return {query.name for query in prepared.plan.journal.queries if query.moves}
+
+    def frozen(self) -> list[PlainQuery]:
+        """Return the queries of a driver that is frozen, each between or within batches."""
+        queries = self.queries()
+        for query in queries:
+            query.start()
+            with suppress(Crash):
+                query.step(3, crash=self.chance.choice(["", "read", "written"]))
+        return queries
 
     def finish(self, failpoint: Callable[[str], None] = no_failpoint) -> object:
         """Finish a rewind that was killed."""
@@ -326,7 +391,7 @@ class World:
         """Run all queries to the end of their input, and return what their tables hold."""
         for query in self.queries():
             query.drain(self.most)
-        return {table: rows_of(self.top.below(f"t/{table}")) for _, _, table in SHAPES[self.shape]}
+        return {table: rows_of(self.top.below(f"t/{table}")) for _, _, table in _SHAPES[self.shape]}
 
     def is_whole(self, seed: int) -> None:
         for table, rows in self.drained().items():

@@ -11,6 +11,7 @@ from pathlib import Path
 from spark_abs.keep import keep_words
 from spark_abs.model import PROVIDER_KEY, Provider
 from spark_abs.rewind.prepare import Prepared, kept_moments, prepare
+from spark_abs.snapshots.lineage import decompress
 from spark_abs.store.failpoint import no_failpoint
 from spark_abs.store.root import Root
 from spark_abs.store.storage import DEFAULTS
@@ -52,10 +53,17 @@ class StatefulQuery(PlainQuery):
         """Load a version of the state as Spark does: the newest snapshot, then what has changed since."""
         snapshots = [int(p.stem) for p in self.store.glob("*.snapshot") if int(p.stem) <= version]
         base = max(snapshots, default=0)
-        found = json.loads((self.store / f"{base}.snapshot").read_text()) if base else []
+        found = self._snapshot(base) if base else []
         for change in range(base + 1, version + 1):
             found += json.loads((self.store / f"{change}.delta").read_text())
         return list(found)
+
+    def _snapshot(self, version: int) -> list[int]:
+        data = (self.store / f"{version}.snapshot").read_bytes()
+        if data.startswith(b"LZ4Block"):  # a rewind has written it for Spark's store
+            assert decompress(data, "lz4") == b"\xff\xff\xff\xff"
+            return []
+        return list(json.loads(data))
 
     def _metadata(self) -> str:
         return json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": CONF})

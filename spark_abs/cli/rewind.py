@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from spark_abs.cli.lists import Lists
-from spark_abs.cli.output import Output, duration, moment
+from spark_abs.cli.output import Output, duration, moment, size
 from spark_abs.cli.restore import agreed, confirmed
 from spark_abs.cli.root_command import Context, output_option, to_moment
 from spark_abs.errors import UsageError
@@ -39,7 +39,8 @@ Given = tuple[tuple[Place, ...], tuple[Place, ...]]
     "--tables",
     metavar="TABLE...",
     multiple=True,
-    help="Delta tables that the queries write, by path or URI, or patterns. Tables that are only read stay.",
+    help="Delta tables that the queries write, by path or URI, or patterns, not by names in a catalog. "
+    "Tables that are only read stay.",
 )
 @click.option(
     "--before",
@@ -58,6 +59,12 @@ Given = tuple[tuple[Place, ...], tuple[Place, ...]]
 @click.option("--list", "only_list", is_flag=True, help="List the moments to which one can go back.")
 @click.option(
     "--undo", "take_back", is_flag=True, help="Take the newest rewind back; no query may have run since."
+)
+@click.option(
+    "--purge",
+    "delete_kept",
+    is_flag=True,
+    help="Delete the files that rewinds have kept: they can no longer be undone.",
 )
 @click.option("--dry-run", is_flag=True, help="Show the plan and change nothing; the queries may run.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -87,6 +94,7 @@ def rewind(
     root: str | None,
     only_list: bool,
     take_back: bool,
+    delete_kept: bool,
     dry_run: bool,
     yes: bool,
     wait: str,
@@ -110,6 +118,9 @@ def rewind(
     queries = found_directories(checkpoints, storage, "metadata", "checkpoint directory")
     written = found_directories(tables, storage, "_delta_log/", "Delta table")
     if not dry_run and not only_list and _unfinished(out, (queries, written), yes, "rows" in force):
+        return
+    if delete_kept:
+        _purge(ctx, queries, dry_run=dry_run, yes=yes)
         return
     if only_list:
         _list(out, (queries, written), kept)
@@ -169,16 +180,39 @@ def _undo(ctx: Context, given: Given, *, dry_run: bool, yes: bool, wait_ms: int)
     out.result({"applied": True, **plain}, lambda out: out.line("The rewind is undone: start the queries"))
 
 
+def _purge(ctx: Context, queries: tuple[Place, ...], *, dry_run: bool, yes: bool) -> None:
+    from spark_abs.rewind.prepare import new_id
+    from spark_abs.rewind.purge import kept_files, purge
+
+    out, found = ctx.out, kept_files(queries)
+    plain = [
+        {"rewind": k.rewind, "checkpoint": k.place.uri, "files": k.files, "bytes": k.size} for k in found
+    ]
+    if not out.json:
+        for kept in found:
+            out.line(f"rewind {kept.rewind}: {kept.files} files, {size(kept.size)}, kept in {kept.place}")
+    if not found:
+        out.result({"applied": False, "kept": []}, lambda out: out.line("No rewind has kept files."))
+        return
+    if not agreed(out, {"kept": plain}, dry_run=dry_run, yes=yes):
+        return
+    purge(queries, call=new_id(ctx.now_ms()), at=no_failpoint)
+    out.result(
+        {"applied": True, "kept": plain},
+        lambda out: out.line("The files are deleted: these rewinds can no longer be undone"),
+    )
+
+
 def _unfinished(out: Output, given: Given, yes: bool, undo_others: bool) -> bool:
     """Finish or withdraw a rewind that was interrupted, if there is one; say whether there was."""
-    from spark_abs.rewind.query import fence_of
+    from spark_abs.rewind.query import unfinished
     from spark_abs.rewind.undo import finish
 
-    fences = [fence for place in given[0] if (fence := fence_of(place)) is not None]
-    if not fences:
+    held = next((found for place in given[0] if (found := unfinished(place)) is not None), None)
+    if held is None:
         return False
-    if not (yes or confirmed(out, f"Rewind {fences[0].rewind} is not finished. Finish it?")):
-        raise UsageError(f"rewind {fences[0].rewind} is not finished: give --yes to finish it")
+    if not (yes or confirmed(out, f"Rewind {held.rewind} is not finished. Finish it?")):
+        raise UsageError(f"rewind {held.rewind} is not finished: give --yes to finish it")
     done = finish(*given, at=no_failpoint, undo_others=undo_others)
     assert done is not None
     said = "finished" if done.finished else "withdrawn: it had changed nothing"

@@ -8,6 +8,7 @@ it has set the transaction back: the batches above the number are abandoned.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -69,3 +70,54 @@ def writer_of(
         if (known := commits.keys() & batches.keys())
         and all(batches[b].begun_ms - slack_ms <= commits[b] <= batches[b].ended_ms + slack_ms for b in known)
     )
+
+
+def batches_by_time(
+    commits: Mapping[int, int], queries: Mapping[str, Mapping[int, Attempted]], slack_ms: int
+) -> Mapping[int, tuple[str, int]] | str:
+    """Conclude from times alone which batch of which query made each commit; or say why that is open.
+
+    It is concluded only if there is one possibility: each commit lies between the plan of exactly one batch
+    and its end, no batch of another query is near, and all batches that were committed made equally many: a
+    commit of others can fall into a batch, but not one into each. A query's own plans and commits have one
+    clock, that of its driver; all others may differ.
+
+    Args:
+        commits: version to the time of the commit, in ms.
+        queries: query to its batches; only queries that can have written the table.
+        slack_ms: by how much clocks may differ.
+    """
+    begun = {query: sorted((times.begun_ms, b) for b, times in of.items()) for query, of in queries.items()}
+    found: dict[int, tuple[str, int]] = {}
+    for version, at in commits.items():
+        near = [query for query in queries if _is_near(queries[query], begun[query], at, slack_ms)]
+        if len(near) != 1:
+            said = f"those of {' and '.join(map(repr, near))}" if near else "that of none"
+            return f"the time of version {version} is near {said}"
+        (query,) = near
+        place = bisect_right(begun[query], (at, -1)) - 1
+        if place < 0 or (place + 1 < len(begun[query]) and begun[query][place + 1][0] == at):
+            return f"version {version} was made just when a batch of {query!r} began"
+        batch = begun[query][place][1]
+        if at > queries[query][batch].ended_ms + slack_ms:
+            return f"version {version} was made when {query!r} had ended batch {batch}"
+        found[version] = query, batch
+    made = Counter(found.values())
+    for query in {query for query, _ in found.values()}:
+        counts = {made[query, b] for b, times in queries[query].items() if times.ended_ms < NEVER}
+        newest = made[query, max(queries[query])]  # it may not have ended: then it may lack some
+        if not counts or len(counts | {max(newest, *counts)}) > 1:
+            most = max(newest, *counts)
+            return (
+                f"some batches of {query!r} would have made {min(counts, default=0)} commits, others {most}"
+            )
+    return found
+
+
+def _is_near(
+    batches: Mapping[int, Attempted], begun: Sequence[tuple[int, int]], at: int, slack_ms: int
+) -> bool:
+    """Say whether a time is within a batch of a query, or so near that clocks may hide it."""
+    last = bisect_right(begun, (at + slack_ms, NEVER)) - 1
+    # An earlier batch may have ended later, where a file of its end was copied.
+    return any(at - slack_ms <= batches[b].ended_ms for _, b in begun[max(last - 1, 0) : last + 1])

@@ -1,4 +1,4 @@
-"""Which files of a checkpoint are newer than a batch, and the log of a file source up to a batch. Pure."""
+"""Which files of a checkpoint are newer than a batch, and the log of a file source as of a batch. Pure."""
 
 from __future__ import annotations
 
@@ -7,36 +7,34 @@ from collections.abc import Callable, Iterable, Mapping
 
 from spark_abs.errors import DamageError
 from spark_abs.snapshots.layout import (
-    OffsetFile,
     SourceLogFile,
     file_source_logs,
-    file_source_offset,
     source_log_file,
     state_file,
 )
 
+_HEAD = "v1"
 _INTERVAL = 10
 """Spark's default of `spark.sql.streaming.fileSource.log.compactInterval`."""
 
 
-def newer(path: str, batch: int, offsets: OffsetFile) -> bool:
+def newer(path: str, batch: int, logs: Mapping[str, int]) -> bool:
     """Say whether a file was written for a later batch: a query that resumes after `batch` must not find it.
 
     Args:
         path: relative to the checkpoint directory. Files that Spark does not write are not newer.
         batch: the last batch of the query.
-        offsets: of that batch.
+        logs: file source to the last number of its log.
     """
     *directories, name = path.split("/")
-    checksum = name.startswith(".") and name.endswith(".crc")
-    name = name.removeprefix(".").removesuffix(".crc") if checksum else name
+    if name.endswith(".crc"):  # of Hadoop, with a point before, or of Spark
+        name = name.removeprefix(".").removesuffix(".crc")
     match directories:
         case ["offsets" | "commits"]:
             return name.endswith(".tmp") or (name.isdecimal() and int(name) > batch)
         case ["sources", source]:
-            log, offset = source_log_file(name), offsets.offsets.get(source)
-            until = file_source_offset(offset)
-            return log is not None and until is not None and log.number > until
+            log = source_log_file(name)
+            return log is not None and source in logs and log.number > logs[source]
         case ["state", _, "_metadata", "v2"] | ["state", _, "_stateSchema", _]:
             number = name.partition("_")[0]
             return number.isdecimal() and int(number) > batch
@@ -44,6 +42,60 @@ def newer(path: str, batch: int, offsets: OffsetFile) -> bool:
             found = state_file(name)
             return found is not None and found.version > batch + 1
     return False
+
+
+def advanced_source_log(
+    names: Iterable[str], until: int, number: int, read: Callable[[str], str]
+) -> dict[str, str]:
+    """Return the files by which the log of a file source holds at a number what it held at an offset.
+
+    The numbers between have no entries, so that no query writes them again.
+
+    Args:
+        names: the files of `sources/<source>/`.
+        until: the offset; -1: nothing was read.
+        number: a number above all of the log.
+        read: file to its text.
+
+    Raises:
+        DamageError: entries up to the offset are in no file.
+    """
+    logs = {name: log for name in names if (log := source_log_file(name)) is not None}
+    interval = _interval(logs) if any(log.compact for log in logs.values()) else _INTERVAL
+    newest = (number + 1) // interval * interval - 1
+    if newest <= until:
+        made = cut_source_log(logs, until, read) if until >= 0 else {}
+        return made | {str(n): _HEAD for n in range(until + 1, number + 1)}
+    entries = _entries_until(logs, until, read)
+    # Spark takes the distance of the two newest compact files for the interval.
+    compact = [n for n in (newest - interval, newest) if n >= 0 and (n > until or f"{n}.compact" not in logs)]
+    return {
+        **{f"{n}.compact": "\n".join([_HEAD, *(line for at, line in entries if at <= n)]) for n in compact},
+        **{str(n): _HEAD for n in range(newest + 1, number + 1)},
+    }
+
+
+def _entries_until(
+    logs: Mapping[str, SourceLogFile], until: int, read: Callable[[str], str]
+) -> list[tuple[int, str]]:
+    """Return the entries up to an offset, each with its number, oldest first.
+
+    A later compact file is asked first: where Spark has deleted what is older, a driver that was frozen may
+    have written a number again.
+    """
+    if until < 0:
+        return []
+    later = sorted((log.number, name) for name, log in logs.items() if log.compact and log.number > until)
+    if later:
+        _, entries = _entries(read(later[0][1]))
+        return [(number, line) for number, line in entries if number <= until]
+    made = cut_source_log(logs, until, read)
+    there = {name: log for name in (*logs, *made) if (log := source_log_file(name)) is not None}
+    found: dict[tuple[int, str], None] = {}
+    for name in sorted(file_source_logs(there, until), key=lambda name: there[name].number):
+        _, entries = _entries(made[name] if name in made else read(name))
+        found |= dict.fromkeys(entries)
+    return list(found)
 
 
 def cut_source_log(names: Iterable[str], until: int, read: Callable[[str], str]) -> dict[str, str]:

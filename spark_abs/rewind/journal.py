@@ -1,6 +1,7 @@
 """What a rewind writes beside Spark's files, below `_rewind/` in each checkpoint directory (ADR 13).
 
-`_rewind/<id>/journal.json`, in the first directory only, is the plan: a rewind with a journal has begun.
+`_rewind/claims` decides which rewind may change the directory, and whether it has begun.
+`_rewind/<id>/journal.json`, in the first directory only, is the plan.
 `_rewind/<id>/files/` has each file that was changed or taken away, as it was.
 `_rewind/<id>/brought.json` names files of a kept cut that come back; `_rewind/<id>/kept/` has them first.
 `_rewind/<id>/rewound.json` says of one directory that its files are as the rewind wants them.
@@ -9,14 +10,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from spark_abs.codec import from_json
 from spark_abs.errors import DamageError
 from spark_abs.model import FORMAT
 
+Failpoint = Callable[[str], None]
+"""Called with the name of each point where a kill is tried."""
 DIRECTORY = "_rewind"
+PURGED = "purged"
+"""A file beside the record of a rewind: the files that it had kept are deleted, or about to be."""
+MARK = "spark.abs.rewind"
+"""A setting in the offsets of a batch that is none: no driver of an earlier time can plan this number."""
 FENCE = "A rewind of this query is not finished. Call the same `spark-abs rewind` again, which finishes it."
 """The first line of `metadata` while a rewind works; the fence follows as JSON."""
 
@@ -26,12 +33,10 @@ class Fence:
     """What stands in `metadata` of each query while a rewind works."""
 
     rewind: str
-    journal: str
-    """The checkpoint directory that has the journal."""
     metadata: str
     """The text that was there."""
     queries: tuple[str, ...]
-    """The checkpoint directories that the rewind fences."""
+    """The checkpoint directories that the rewind fences; the first has the journal."""
     v: int = FORMAT
 
 
@@ -65,10 +70,10 @@ class TableGoal:
     """Whose rows it gets; -1: none."""
     before: int
     """Its version when the plan was made."""
-    transactions: Mapping[str, int]
-    """Application id to the batch to which it is set back."""
+    transactions: Mapping[str, str]
+    """Application id to the checkpoint directory of its query, to whose number it is set."""
     restored: bool
-    """Whether rows change; if not, only transactions are set back."""
+    """Whether rows change; if not, only transactions are set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +83,24 @@ class QueryGoal:
     uri: str
     name: str
     batch: int
-    """Its last batch afterwards."""
+    """The batch after which it resumes."""
+    number: int
+    """The number that this batch gets: above all that the query has ever used. `batch` if the query stays."""
     metadata: str
     """The text of its `metadata`."""
     before: int
     """The newest batch in its offset log when the plan was made."""
     jumps: Mapping[str, str]
     """Delta source to the table whose new version it reads after."""
-    offsets: Mapping[str, str]
-    """The texts of the offsets of the last batch and the one before, before any jump."""
+    offsets: str
+    """The text of the offsets of the batch."""
+    logs: Mapping[str, int]
+    """File source to the newest number in its log when the plan was made."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether its files change; else it is only fenced."""
+        return self.number != self.batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +138,7 @@ class Rewound:
     rewind: str
     at_ms: int
     batch: int
-    offsets: Mapping[str, str]
-    """Batch before the last one to its offsets as Spark had written them: the file has later ones now."""
+    """The batch to whose end the query went back."""
+    number: int
+    """The number that this batch has since."""
     v: int = FORMAT

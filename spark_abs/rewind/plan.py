@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from types import MappingProxyType
 
 from spark_abs.advice import way
 from spark_abs.cuts.cut import NEVER, Batch
@@ -15,7 +14,7 @@ from spark_abs.rewind.journal import Journal, QueryGoal, TableGoal
 from spark_abs.rewind.kept import KeptCut
 from spark_abs.rewind.query import QueryFacts
 from spark_abs.rewind.survey import Survey
-from spark_abs.rewind.table import TableFacts
+from spark_abs.rewind.table import TableFacts, is_timed
 from spark_abs.store.log import LogCommit
 
 _SHOWN = 5
@@ -55,6 +54,7 @@ def plan_rewind(
     undo_others: bool = False,
     others_stay: bool = False,
     abandoned: Mapping[str, int] | None = None,
+    used: Mapping[str, int] | None = None,
 ) -> RewindPlan:
     """Plan the way back to a cut. Pure.
 
@@ -67,18 +67,30 @@ def plan_rewind(
         others_stay: whether commits that name no batch are those of others, in tables that stay as they are.
         abandoned: table to its present version, whose rows are those of an earlier rewind: it goes back to
             what was surveyed in any case.
+        used: checkpoint directory to the highest number that an undone rewind gave its query.
 
     Raises:
         Refused: others have changed a table since.
     """
     chosen = {query.name: query.batches[cut[query.name]] for query in found.queries}
+    leaving, newest = abandoned or {}, _newest_numbers(found, used or {})
+    back = {
+        table.uri: version
+        for table in found.tables
+        if (version := _version(found, table, cut, table.uri in leaving)) is not None
+    }
+    jumps = {query.name: _jumps(query, chosen[query.name], found.tables, back) for query in found.queries}
+    movers = {
+        query.name: query.place.uri
+        for query in found.queries
+        if jumps[query.name]
+        or query.planned != chosen[query.name].number
+        or newest[query.name] > query.planned
+    }
     goals: list[TableGoal] = []
     steps: list[str] = []
     for table in found.tables:
-        goal = _table_goal(found, table, cut, chosen)
-        present = (abandoned or {}).get(table.uri)
-        if present is not None:
-            goal = _leaving(table, goal, present, chosen)
+        goal = _table_goal(table, back.get(table.uri), movers, leaving.get(table.uri, table.version))
         if goal is None:
             continue
         strangers = table.strangers(goal.version) if goal.restored else ()
@@ -89,25 +101,19 @@ def plan_rewind(
             )
         goals.append(goal)
         steps.append(_table_step(table, goal, strangers))
-    restored = {goal.uri: goal for goal in goals if goal.restored}
-    goal_tables = {goal.uri for goal in goals}
-    written = {name for t in found.tables if t.uri in goal_tables for name in t.writers.values()}
+    written = {name for t in found.tables if t.uri in back for name in t.writers.values()}
     queries = []
     for query in found.queries:
-        jumps = {
-            source: table.uri
-            for source, at in query.sources_at(chosen[query.name].number)
-            for table in found.tables
-            if table.id == at.table_id and table.uri in restored
-        }
-        moves = jumps or query.planned != chosen[query.name].number
-        if moves:
-            steps.append(_query_step(query, chosen[query.name]))
-        # A writer that stays is fenced, too: what it writes meanwhile would be undone.
-        if moves or query.name in written:
-            queries.append(query_goal(query, chosen[query.name].number, jumps))
+        batch = chosen[query.name]
+        if query.name in movers:
+            steps.append(_query_step(query, batch))
+            number = max(newest[query.name] + 1, query.planned + 2)
+            queries.append(replace(query_goal(query, batch.number), number=number, jumps=jumps[query.name]))
+        elif query.name in written:
+            # A writer that stays is fenced, too: what it writes meanwhile would be undone.
+            queries.append(query_goal(query, batch.number))
     if queries and not others_stay:
-        _refuse_untold(found, restored, min(batch.ended_ms for batch in chosen.values()))
+        _refuse_untold(found, back, min(batch.ended_ms for batch in chosen.values()))
     return RewindPlan(
         Journal(rewind, now_ms, tuple(queries), tuple(goals), undo_others),
         found.pipeline.ended_ms(cut),
@@ -120,48 +126,64 @@ def _force(obstacle: str) -> str:
     return way(f"force=['{obstacle}']", f"--force {obstacle}")
 
 
-def _table_goal(
-    found: Survey, table: TableFacts, cut: Mapping[str, int], chosen: Mapping[str, Batch]
-) -> TableGoal | None:
-    """Return what becomes of a table, None if it stays as it is."""
-    transactions = {app: chosen[query].number for app, query in table.writers.items()}
-    back = _undone_before(found, table, cut)
-    if back is None:
-        ahead = any(table.newest(app) > batch for app, batch in transactions.items())
-        return TableGoal(table.uri, table.version, table.version, transactions, False) if ahead else None
-    return TableGoal(table.uri, back, table.version, transactions, True)
-
-
 def version_at(found: Survey, table: TableFacts, cut: Mapping[str, int]) -> int:
     """Return the version whose rows a table has at an aligned cut; -1: it has none."""
-    back = _undone_before(found, table, cut)
+    back = _version(found, table, cut, False)
     return table.version if back is None else back
 
 
-def _undone_before(found: Survey, table: TableFacts, cut: Mapping[str, int]) -> int | None:
-    """Return the version to which a table goes back; None if no batch has written it since."""
+def _newest_numbers(found: Survey, used: Mapping[str, int]) -> dict[str, int]:
+    """Return the highest batch number that tables know of each query, -1 if none."""
+    newest = {query.name: used.get(query.place.uri, -1) for query in found.queries}
+    for table in found.tables:
+        for app, query in table.writers.items():
+            newest[query] = max(newest[query], table.newest(app))
+    return newest
+
+
+def _version(found: Survey, table: TableFacts, cut: Mapping[str, int], leaves: bool) -> int | None:
+    """Return the version whose rows a table gets, None if it keeps its rows."""
     written = [w for w in found.pipeline.written if w.table == table.uri]
     following = min((w.next[cut[w.query]] for w in written), default=NEVER)
     if following == NEVER:
-        return None
+        return table.version if leaves else None
     until = [
         at for r in found.pipeline.read if r.table == table.uri and (at := r.until[cut[r.query]]) is not None
     ]
     return table.before(min(until, default=following))
 
 
-def _leaving(
-    table: TableFacts, goal: TableGoal | None, present: int, chosen: Mapping[str, Batch]
-) -> TableGoal:
-    """Return the goal of a table whose rows are those of an earlier rewind."""
-    transactions = {app: chosen[query].number for app, query in table.writers.items()}
-    back = goal.version if goal is not None and goal.restored else table.version
+def _jumps(
+    query: QueryFacts, batch: Batch, tables: Sequence[TableFacts], restored: Collection[str]
+) -> dict[str, str]:
+    """Return the Delta sources of a query that read a restored table: source to table."""
+    return {
+        source: table.uri
+        for source, at in query.sources_at(batch.number)
+        for table in tables
+        if table.id == at.table_id and table.uri in restored
+    }
+
+
+def _table_goal(
+    table: TableFacts, back: int | None, movers: Mapping[str, str], present: int
+) -> TableGoal | None:
+    """Return what becomes of a table, None if no writer of it moves and it keeps its rows.
+
+    Also a table that keeps its rows gets the new numbers of its writers: a driver that still writes a batch
+    which is undone comes too late.
+    """
+    transactions = {
+        app: movers[query] for app, query in table.writers.items() if query in movers and not is_timed(app)
+    }
+    if back is None:
+        return TableGoal(table.uri, table.version, present, transactions, False) if transactions else None
     return TableGoal(table.uri, back, present, transactions, True)
 
 
 def _table_step(table: TableFacts, goal: TableGoal, strangers: tuple[LogCommit, ...]) -> str:
     if not goal.restored:
-        return f"table {table.uri}: no rows change; its transactions go back"
+        return f"table {table.uri}: no rows change, only the numbers of its writers' batches"
     undone = [c for c in table.path if c.version > goal.version and c.data_change]
     left = {path for c in undone for path in c.removed}
     rows = sum(file.rows for c in undone for file in c.adds if file.path not in left)
@@ -175,17 +197,18 @@ def _table_step(table: TableFacts, goal: TableGoal, strangers: tuple[LogCommit, 
     )
 
 
-def query_goal(query: QueryFacts, batch: int, jumps: Mapping[str, str] = MappingProxyType({})) -> QueryGoal:
-    """Return the goal of a query that goes back to a batch, or stays at its newest planned one."""
-    texts = {str(b): query.texts[b] for b in (batch - 1, batch) if b in query.texts}
+def query_goal(query: QueryFacts, batch: int) -> QueryGoal:
+    """Return the goal of a query that stays at a batch."""
     return QueryGoal(
         uri=query.place.uri,
         name=query.name,
         batch=batch,
+        number=batch,
         metadata=query.metadata,
         before=query.planned,
-        jumps=dict(jumps),
-        offsets=texts,
+        jumps={},
+        offsets=query.texts[batch],
+        logs=query.logs,
     )
 
 
@@ -194,10 +217,10 @@ def _query_step(query: QueryFacts, batch: Batch) -> str:
     if not again:
         return f"query {query.name!r}: stays at batch {batch.number}, and next reads what comes after it"
     said = f"from batch {query.planned} back to batch {batch.number}"
-    return f"query {query.name!r}: {said}; what {again} batches read is read again"
+    return f"query {query.name!r}: {said}; what {again} batches read is read again, under new numbers"
 
 
-def _refuse_untold(found: Survey, restored: Mapping[str, TableGoal], since_ms: int) -> None:
+def _refuse_untold(found: Survey, restored: Collection[str], since_ms: int) -> None:
     """Refuse a table that perhaps a query has written without a transaction: its rows would come twice."""
     for table in found.tables:
         strangers = tuple(c for c in table.strangers(-1) if c.at_ms > since_ms and c.data_change)
@@ -205,8 +228,9 @@ def _refuse_untold(found: Survey, restored: Mapping[str, TableGoal], since_ms: i
             raise Refused(
                 f"table {table.uri} was changed after the moment by commits that name no batch of a query: "
                 f"{_operations(strangers)}. If one of the queries made them, in a function without txnAppId "
-                "and txnVersion, it would write these rows twice. If others made them, do without the table, "
-                f"or say {_force('tables')}"
+                "and txnVersion, it would write these rows twice"
+                + (f"; times do not tell: {table.timed}" if table.timed else "")
+                + f". If others made them, do without the table, or say {_force('tables')}"
             )
 
 

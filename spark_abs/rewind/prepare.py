@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from datetime import UTC, datetime
 
 from pyarrow import fs
 
-from spark_abs.cuts.cut import NoAlignedCut, Pipeline, cuts, newest_cut
+from spark_abs.cuts.cut import NoAlignedCut, cuts, newest_cut
 from spark_abs.errors import Refused, UsageError
 from spark_abs.rewind.apply import check_plan
 from spark_abs.rewind.kept import KeptCut, kept_cuts
@@ -22,6 +23,8 @@ from spark_abs.store.storage import Place, Storage
 from spark_abs.store.table import Table
 
 _MAGIC = frozenset("*?[")
+_NAME = re.compile(r"\w+(\.\w+){0,2}")
+"""A table's name in a catalog."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class Prepared:
         now = {query.uri: query for query in self.plan.journal.queries}
         for query in self.found.queries:
             goal = now.get(query.place.uri)
-            if goal is not None and newest_planned(query.place) != goal.batch:
+            if goal is not None and newest_planned(query.place) != goal.number:
                 raise Refused(
                     f"query {query.name!r} has begun a batch during the rewind: stop it and rewind again"
                 )
@@ -86,7 +89,10 @@ def found_directories(patterns: Sequence[str], storage: Storage, mark: str, what
     for pattern in patterns:
         places = [place for place in _matching(pattern, storage) if _has(place, mark)]
         if not places:
-            raise UsageError(f"{pattern} leads to no {what}: none has {mark}")
+            said = f"{pattern} leads to no {what}: none has {mark}"
+            if mark.endswith("/") and _NAME.fullmatch(pattern):
+                said += f"; of a table in a catalog give the location that DESCRIBE DETAIL {pattern} shows"
+            raise UsageError(said)
         found |= {place.uri: place for place in places}
     return tuple(found.values())
 
@@ -153,7 +159,7 @@ def prepare(
             raise UsageError(f"--at {name}={batch}: the queries are {', '.join(found.pipeline.batches)}")
     taken: KeptCut | None = None
     try:
-        cut = newest_cut(found.pipeline, _bound(found.pipeline, before_ms, at or {}))
+        cut = newest_cut(found.pipeline, _bound(found, before_ms, at or {}))
     except NoAlignedCut as none:
         if kept is None:
             raise
@@ -169,15 +175,16 @@ def prepare(
         others_stay=others_stay,
     )
     plan = replace(plan, kept=taken)
-    check_plan(plan, storage)
-    return Prepared(plan, found)
+    return Prepared(check_plan(plan, storage), found)
 
 
-def _bound(pipeline: Pipeline, before_ms: int | None, at: Mapping[str, int]) -> dict[str, int]:
+def _bound(found: Survey, before_ms: int | None, at: Mapping[str, int]) -> dict[str, int]:
     """Return the place of the newest batch of each query that may be in the cut, -1 if none."""
+    pipeline, made = found.pipeline, {query.name: query.made for query in found.queries}
     bound = pipeline.newest() if before_ms is None else pipeline.before(before_ms)
     for name, batch in at.items():
-        places = (place for place, b in enumerate(pipeline.batches[name]) if b.number <= batch)
+        old = (made[name].get(b.number, b.number) for b in pipeline.batches[name])
+        places = (place for place, number in enumerate(old) if number <= batch)
         bound[name] = min(bound[name], max(places, default=-1))
     return bound
 

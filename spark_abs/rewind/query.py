@@ -10,15 +10,26 @@ from functools import partial
 from pyarrow import fs
 
 from spark_abs.codec import from_json, parsed
-from spark_abs.cuts.cut import Batch, Read
+from spark_abs.cuts.cut import NEVER, Batch, Read
 from spark_abs.cuts.lineage import Attempted
 from spark_abs.errors import DamageError, Refused, UsageError
-from spark_abs.rewind.journal import DIRECTORY, FENCE, Fence, Rewound
+from spark_abs.rewind.claim import Claim, claim_of
+from spark_abs.rewind.journal import DIRECTORY, FENCE, MARK, Fence, Rewound
 from spark_abs.snapshots.delta_offsets import DeltaOffset, delta_offset
-from spark_abs.snapshots.layout import OffsetFile, parse_offsets, with_offsets
+from spark_abs.snapshots.layout import (
+    OffsetFile,
+    file_source_offset,
+    is_file_source_log,
+    parse_offsets,
+    source_log_file,
+    with_offsets,
+)
 from spark_abs.snapshots.materialise import METADATA
 from spark_abs.snapshots.parallel import in_threads
 from spark_abs.store.storage import Place
+
+CLOCKS_MS = 2_000
+"""By how much the clock of a commit and that of a checkpoint's files may differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +43,20 @@ class QueryFacts:
     """The text of the file with the query's id."""
     id: str
     batches: tuple[Batch, ...]
-    """Committed batches whose offsets, and those of the batch before, are there; oldest first."""
+    """Committed batches whose offsets are there; oldest first."""
     offsets: Mapping[int, OffsetFile]
     texts: Mapping[int, str]
-    """Batch to the text of its offsets, as of the batch: what a rewind has changed since is undone."""
+    """Batch to the text of its offsets."""
+    made: Mapping[int, int]
+    """Number that a rewind gave to the batch to which that went back: the old number of the batch."""
     planned: int
     """The newest batch in the offset log, -1 if none."""
     committed: int
     """The newest batch in the commit log, -1 if none."""
     times: Mapping[int, Attempted]
-    """Batch to the times of its files."""
+    """Batch to the times of its files; the last one may not have ended. Without those that a rewind made."""
+    logs: Mapping[str, int]
+    """File source to the newest number in its log."""
     others: tuple[str, ...]
     """Directories in the checkpoint that Spark does not write by itself."""
 
@@ -133,6 +148,11 @@ def fence_of(place: Place) -> Fence | None:
     return _fence_in(place.read(METADATA))
 
 
+def unfinished(place: Place) -> Claim | Fence | None:
+    """Return the claim or the fence of an unfinished rewind on a directory, None if there is none."""
+    return claim_of(place) or fence_of(place)
+
+
 def _fence_in(data: bytes | None) -> Fence | None:
     if data is None or not data.startswith(FENCE.encode()):
         return None
@@ -149,13 +169,13 @@ def rewinds_of(place: Place) -> tuple[Rewound, ...]:
 
 
 def _read(place: Place, name: str, fenced_by: str) -> QueryFacts:
-    data = place.read(METADATA)
+    data, claim = place.read(METADATA), claim_of(place)
     fence = _fence_in(data)
     if fence is not None and fence.rewind == fenced_by:
         data, fence = fence.metadata.encode(), None
     if data is None:
         raise UsageError(f"{place} is not the checkpoint of a streaming query: it has no file {METADATA}")
-    if fence is not None:
+    if fence is not None or (claim is not None and claim.rewind != fenced_by):
         raise Refused(
             f"a rewind of {place} was begun and is not finished: call the command of that rewind again with "
             "--yes, which finishes it"
@@ -166,40 +186,43 @@ def _read(place: Place, name: str, fenced_by: str) -> QueryFacts:
     planned, committed = _times(place, "offsets"), _times(place, "commits")
     read = in_threads(partial(_text, place), sorted(planned))
     texts = {b: text for b, text in zip(sorted(planned), read, strict=True) if text is not None}
-    texts |= {b: text for b, text in _changed(rewinds_of(place)).items() if b in texts}
     offsets = {b: parse_offsets(text) for b, text in texts.items()}
     if any(_is_auto_loader(line) for file in offsets.values() for line in file.lines):
         raise Refused(
             f"query {name!r} reads with Auto Loader, which keeps the names of the files it has read in a "
             "store of its own in the checkpoint: a rewind cannot bring it back"
         )
-    whole = [
-        b for b in sorted(committed.keys() & offsets.keys()) if b - 1 in offsets or _can_begin(b, offsets)
-    ]
+    made = _made(rewinds_of(place))
+    old = {b: made.get(b, b) for b in committed}
+    ended = {b: _ended(old[b] if old[b] in committed else b, committed, offsets) for b in committed}
+    late = _late(offsets)
+    once = offsets.keys() - late
+    whole = [b for b in sorted(committed.keys() & once) if b == 0 or b - 1 in once]
     return QueryFacts(
         name=name,
         place=place,
         metadata=data.decode(),
         id=identity,
-        batches=tuple(Batch(b, _ended(b, committed, offsets)) for b in whole),
+        batches=tuple(Batch(b, ended[b]) for b in whole),
+        made=made,
         offsets=offsets,
         texts=texts,
         planned=max(planned, default=-1),
         committed=max(committed, default=-1),
+        logs=_source_logs(place, offsets.get(max(offsets, default=-1))),
         others=_others(place),
         times={
-            b: Attempted(offsets[b].timestamp_ms or planned[b], _ended(b, committed, offsets)) for b in whole
+            b: Attempted(
+                offsets[b].timestamp_ms or planned[b],
+                ended.get(b, NEVER),
+            )
+            for b in sorted(offsets)
+            if b not in made
+            and b not in late
+            and MARK not in offsets[b].conf
+            and (b in committed or b == max(offsets))
         },
     )
-
-
-def _changed(rewinds: Sequence[Rewound]) -> dict[int, str]:
-    """Return the offsets that rewinds have changed, as Spark had written them: batch to text."""
-    found: dict[int, str] = {}
-    for rewind in rewinds:
-        found = {b: text for b, text in found.items() if b < rewind.batch}  # later ones are written anew
-        found |= {int(b): text for b, text in rewind.offsets.items()}
-    return found
 
 
 def _ended(batch: int, committed: Mapping[int, int], offsets: Mapping[int, OffsetFile]) -> int:
@@ -224,13 +247,45 @@ def _is_auto_loader(line: str) -> bool:
     return isinstance(plain, dict) and "seqNum" in plain
 
 
-def _can_begin(batch: int, offsets: Mapping[int, OffsetFile]) -> bool:
-    """Say whether a query can be resumed after its first batch.
+def _made(rewinds: Sequence[Rewound]) -> dict[int, int]:
+    """Return the batches that rewinds have made: number to the number under which the batch had run."""
+    made: dict[int, int] = {}
+    for rewind in rewinds:
+        if rewind.number != rewind.batch:
+            made[rewind.number] = made.get(rewind.batch, rewind.batch)
+    return made
 
-    Spark plans the last batch again at a start. The first one of a Delta source begins where the options of
-    the query say, which are not in storage, and its plan would contain the restore of the table.
+
+def _late(offsets: Mapping[int, OffsetFile]) -> set[int]:
+    """Return the batches that were planned after a later one: by a driver that was frozen.
+
+    It can only write numbers again that Spark has deleted meanwhile.
     """
-    return batch == 0 and all(delta_offset(line) is None for line in offsets[0].offsets.values())
+    found, following = set(), NEVER
+    for batch in sorted(offsets, reverse=True):
+        if offsets[batch].timestamp_ms > following + CLOCKS_MS:
+            found.add(batch)
+        elif offsets[batch].timestamp_ms:
+            following = min(following, offsets[batch].timestamp_ms)
+    return found
+
+
+def _source_logs(place: Place, offsets: OffsetFile | None) -> dict[str, int]:
+    """Return the newest number in the log of each file source."""
+    top = f"{place.path}/sources/"
+    names: dict[str, dict[int, str]] = {}
+    for info in place.fs.get_file_info(fs.FileSelector(top, allow_not_found=True, recursive=True)):
+        source, _, name = info.path.removeprefix(top).partition("/")
+        if (log := source_log_file(name)) is not None:
+            names.setdefault(source, {})[log.number] = name
+
+    def lists_files(source: str) -> bool:
+        if offsets is not None and source in offsets.offsets:
+            return file_source_offset(offsets.offsets[source]) is not None
+        texts = (place.read(f"sources/{source}/{name}") for name in names[source].values())
+        return any(is_file_source_log(data.decode()) for data in texts if data is not None)
+
+    return {source: max(found) for source, found in names.items() if lists_files(source)}
 
 
 def _times(place: Place, log: str) -> dict[int, int]:
@@ -258,20 +313,6 @@ def is_still(query: QueryFacts) -> bool:
     """Say whether a query has neither planned nor committed a batch since it was read."""
     planned, committed = (max(_times(query.place, log), default=-1) for log in ("offsets", "commits"))
     return (planned, committed) == (query.planned, query.committed)
-
-
-def resumed(before: str, text: str) -> str:
-    """Return the offsets of the batch before the last one, from which Spark plans the last one again.
-
-    Its Delta sources get the offsets of the last batch: that plan then reads nothing of a table, neither the
-    restore of it nor what comes before the first offset of a source.
-
-    Args:
-        before: the content of `offsets/<b-1>`.
-        text: the content of `offsets/<b>`.
-    """
-    last = parse_offsets(text).offsets
-    return with_offsets(before, {source: line for source, line in last.items() if delta_offset(line)})
 
 
 def jumped(text: str, jumps: Mapping[str, int]) -> str:

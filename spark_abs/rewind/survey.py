@@ -8,8 +8,8 @@ from types import MappingProxyType
 
 from spark_abs.cuts.cut import Batch, Pipeline
 from spark_abs.errors import Refused, UsageError
-from spark_abs.rewind.query import KeptBatch, QueryFacts, read_queries, with_kept
-from spark_abs.rewind.table import TableFacts, attributed, read_table
+from spark_abs.rewind.query import CLOCKS_MS, KeptBatch, QueryFacts, read_queries, with_kept
+from spark_abs.rewind.table import TableFacts, attributed, is_timed, read_table, told_by_time
 from spark_abs.store.storage import Place
 
 
@@ -53,6 +53,8 @@ def survey(
     found = tuple(read_table(place, queries, at.get(place.uri)) for place in tables)
     functions = [query for query in queries if not _outputs(query, found)]
     found = tuple(attributed(table, functions, queries) for table in found)
+    silent = [query for query in queries if not _outputs(query, found)]
+    found = tuple(told_by_time(table, silent) for table in found)
     ids = [table.id for table in found]
     if twice := sorted({table.uri for table in found if ids.count(table.id) > 1}):
         raise UsageError(f"tables {' and '.join(twice)} are the same table: give it once")
@@ -120,6 +122,13 @@ def _notes(queries: Sequence[QueryFacts], tables: Sequence[TableFacts]) -> list[
                 "(Kafka, JDBC, files, a table without txnAppId) stays and is written again"
             )
     for table in tables:
+        said += [
+            f"table {table.uri}: commits that name no batch were made by query {query!r}: this was concluded "
+            "from their times, each within one batch of it and near none of another query (clocks may differ "
+            f"by {CLOCKS_MS // 1000} s)"
+            for app, query in table.writers.items()
+            if is_timed(app)
+        ]
         if not table.writers:
             said.append(f"none of the queries has written to table {table.uri}: it stays as it is")
         said += [

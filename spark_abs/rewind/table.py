@@ -8,19 +8,17 @@ from functools import cached_property
 from itertools import islice
 from uuid import UUID
 
-from spark_abs.cuts.cut import NOTHING, Written
-from spark_abs.cuts.lineage import first_versions, writer_of, written_by
+from spark_abs.cuts.cut import NEVER, NOTHING, Written
+from spark_abs.cuts.lineage import batches_by_time, first_versions, writer_of, written_by
 from spark_abs.errors import UsageError
 from spark_abs.model import Version
 from spark_abs.rewind.journal import mark_of
-from spark_abs.rewind.query import QueryFacts
+from spark_abs.rewind.query import CLOCKS_MS, QueryFacts
 from spark_abs.snapshots.parallel import THREADS, in_threads
 from spark_abs.store.log import LogCommit
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
 
-CLOCKS_MS = 2_000
-"""By how much the clock of a commit and that of a checkpoint's files may differ."""
 _PIECE = 8 * THREADS
 
 
@@ -39,6 +37,8 @@ class TableFacts:
     """Id of a query to the batch that it committed last, also where the commit itself is gone."""
     doubtful: Mapping[str, tuple[str, ...]]
     """Application id to the queries of which several, or none, can have written under it."""
+    timed: str = ""
+    """Why times do not tell the queries of commits that name no batch; empty if they do, or all name one."""
 
     @property
     def uri(self) -> str:
@@ -75,7 +75,7 @@ class TableFacts:
 
     def is_own(self, commit: LogCommit) -> bool:
         """Say whether a query that was given, or a rewind, made a commit."""
-        return not self.writers.keys().isdisjoint(commit.transactions)
+        return not self.writers.keys().isdisjoint(commit.transactions) or mark_of(commit.metadata) is not None
 
     def strangers(self, after: int) -> tuple[LogCommit, ...]:
         """Return the commits after a version that changed rows or columns, and that no known writer made."""
@@ -94,6 +94,9 @@ class TableFacts:
 
     def unknown_before(self, query: QueryFacts) -> int:
         """Return the first batch of a query of which the log still says what it wrote; 0: of all."""
+        timed = [b for app in self.apps_of(query.name) if is_timed(app) for _, b in self.batches_of(app)]
+        if timed:  # what earlier batches wrote is not told
+            return min(timed)
         if not self.commits or self.commits[0].version == 0:
             return 0
         of_apps = {app: first_versions(self.batches_of(app)) for app in self.apps_of(query.name)}
@@ -143,6 +146,50 @@ def read_table(place: Place, queries: Sequence[QueryFacts], until: int | None = 
         latest=latest,
         doubtful={},
     )
+
+
+_TIMED = "by its time: "
+"""Stands before the name of a query, in place of an application id, for commits told by their times."""
+
+
+def is_timed(app: str) -> bool:
+    """Say whether an application id is none: its commits were told by their times."""
+    return app.startswith(_TIMED)
+
+
+def told_by_time(table: TableFacts, candidates: Sequence[QueryFacts]) -> TableFacts:
+    """Tell which batches made the commits that name none, if times leave one possibility.
+
+    Args:
+        table: with the writers of all commits that name a batch.
+        candidates: the queries that name their batches nowhere: these may call functions that do not.
+    """
+    times = {query.name: query.times for query in candidates if query.times}
+    since = min((a.begun_ms for of in times.values() for a in of.values()), default=NEVER)
+    commits = {int(c.version): c.at_ms for c in table.path if _is_untold(c) and c.at_ms >= since - CLOCKS_MS}
+    if not times or not commits:
+        return table
+    told = batches_by_time(commits, times, CLOCKS_MS)
+    if isinstance(told, str):
+        return replace(table, timed=told)
+
+    def named(commit: LogCommit) -> LogCommit:
+        if commit.version not in told:
+            return commit
+        query, batch = told[commit.version]
+        return replace(commit, transactions={f"{_TIMED}{query}": batch})
+
+    writers = {f"{_TIMED}{query}": query for query, _ in told.values()}
+    return replace(table, commits=tuple(map(named, table.commits)), writers={**table.writers, **writers})
+
+
+_WRITES = frozenset(("WRITE", "MERGE", "DELETE", "UPDATE"))
+
+
+def _is_untold(commit: LogCommit) -> bool:
+    """Say whether a function may have made a commit: without rows, too, as a batch without rows does."""
+    writes = commit.data_change or commit.operation in _WRITES
+    return writes and not commit.transactions and mark_of(commit.metadata) is None
 
 
 def _is_query_id(app: str) -> bool:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from spark_abs.cuts.cut import NoAlignedCut, newest_cut
 from spark_abs.errors import DamageError, Refused, UsageError
 from spark_abs.rewind.apply import (
-    Failpoint,
-    Files,
     begin,
     carry_out,
     check_plan,
@@ -18,9 +16,10 @@ from spark_abs.rewind.apply import (
     withdraw,
     write_journal,
 )
-from spark_abs.rewind.journal import Journal
+from spark_abs.rewind.directory import Files
+from spark_abs.rewind.journal import DIRECTORY, PURGED, Failpoint, Journal
 from spark_abs.rewind.plan import plan_rewind, query_goal
-from spark_abs.rewind.query import QueryFacts, fence_of, is_still, read_queries, rewinds_of
+from spark_abs.rewind.query import QueryFacts, is_still, read_queries, rewinds_of, unfinished
 from spark_abs.rewind.survey import survey
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
@@ -45,22 +44,23 @@ def finish(
     Raises:
         Refused: the rewind is of directories or tables that are not given; or others have changed a table.
     """
-    fence = next((found for place in checkpoints if (found := fence_of(place)) is not None), None)
-    if fence is None:
+    held = next((found for place in checkpoints if (found := unfinished(place)) is not None), None)
+    if held is None:
         return None
     storage = checkpoints[0].storage
-    _require_given(fence.rewind, [*fence.queries, fence.journal], checkpoints)
-    journal = journal_of(storage.place(fence.journal), fence.rewind)
+    _require_given(held.rewind, held.queries, checkpoints)
+    if withdraw(held, storage):
+        return Finished(held.rewind, False)
+    journal = journal_of(storage.place(held.queries[0]), held.rewind)
     if journal is None:
-        withdraw(fence, storage)
-        return Finished(fence.rewind, False)
-    _require_given(fence.rewind, [query.uri for query in journal.queries], checkpoints)
-    _require_given(fence.rewind, [table.uri for table in journal.tables], tables)
+        raise DamageError(f"the plan of rewind {held.rewind} is missing in {held.queries[0]}")
+    _require_given(held.rewind, [query.uri for query in journal.queries], checkpoints)
+    _require_given(held.rewind, [table.uri for table in journal.tables], tables)
     journal = replace(journal, undo_others=undo_others or journal.undo_others)
     if not journal.planned:
         journal = _second_half(journal, checkpoints, tables, at)
     carry_out(journal, storage, at)
-    return Finished(fence.rewind, True)
+    return Finished(held.rewind, True)
 
 
 def _require_given(rewind: str, named: Sequence[str], given: Sequence[Place]) -> None:
@@ -96,6 +96,8 @@ class Undo:
             Refused: a query has run, or a table was changed.
         """
         for query in self.queries:
+            if _is_purged(query.place, self.journal.rewind):
+                raise Refused(f"the files that rewind {self.journal.rewind} had kept were purged meanwhile")
             if not is_still(query):
                 raise Refused(f"query {query.name!r} has run since: the rewind can no longer be undone")
         for uri, version in self.tables.items():
@@ -124,9 +126,11 @@ def find_undo(checkpoints: Sequence[Place], tables: Sequence[Place]) -> Undo:
     _require_given(rewind, [query.uri for query in journal.queries], checkpoints)
     _require_given(rewind, [table.uri for table in journal.tables], tables)
     storage = checkpoints[0].storage
+    if any(_is_purged(storage.place(query.uri), rewind) for query in journal.queries):
+        raise Refused(f"the files that rewind {rewind} had kept were purged: it can no longer be undone")
     queries = read_queries([storage.place(query.uri) for query in journal.queries])
     for facts, goal in zip(queries, journal.queries, strict=True):
-        if (facts.planned, facts.committed) != (goal.batch, goal.batch):
+        if (facts.planned, facts.committed) != (goal.number, goal.number):
             raise Refused(f"query {goal.name!r} has run since: rewind {rewind} can no longer be undone")
     made = {}
     for table in (goal for goal in journal.tables if goal.restored):
@@ -136,6 +140,10 @@ def find_undo(checkpoints: Sequence[Place], tables: Sequence[Place]) -> Undo:
             raise Refused(f"table {table.uri} was changed since: rewind {rewind} can no longer be undone")
         made[table.uri] = int(version)
     return Undo(journal, queries, made)
+
+
+def _is_purged(place: Place, rewind: str) -> bool:
+    return place.read(f"{DIRECTORY}/{rewind}/{PURGED}") is not None
 
 
 def undo(
@@ -175,11 +183,13 @@ def _second_half(
     before = next((j for place in checkpoints if (j := journal_of(place, undone)) is not None), None)
     if before is None:
         raise DamageError(f"the plan of rewind {undone} is missing")
+    changed = {goal.uri: goal for goal in before.queries}
     for query in journal.queries:
-        place = storage.place(query.uri)
-        Files(place, undone).put_back(at)
-        Files(place, undone).take_out()
-        Files(place, undone).forget_record()
+        files = Files(storage.place(query.uri), undone)
+        if query.uri in changed:
+            files.put_back(changed[query.uri], at)
+            files.take_out()
+        files.forget_record()
     at("put back")
     restored = [goal for goal in before.tables if goal.restored]
     until = {goal.uri: goal.before for goal in restored}
@@ -194,8 +204,9 @@ def _second_half(
             undo_others=before.undo_others or journal.undo_others,
             others_stay=True,
             abandoned=present,
+            used={goal.uri: goal.number for goal in before.queries},
         )
-        check_plan(plan, storage)
+        plan = check_plan(plan, storage)
     except (Refused, NoAlignedCut) as error:
         again = tuple(replace(goal, before=present.get(goal.uri, goal.before)) for goal in before.tables)
         earlier = {goal.uri: goal for goal in before.queries}

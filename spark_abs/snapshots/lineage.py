@@ -1,9 +1,10 @@
-"""The lineage in the head of a changelog (state format 2): the versions that it builds on."""
+"""State files as Spark compresses them, and the lineage in the head of a changelog (state format 2)."""
 
 from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ import pyarrow as pa
 from spark_abs.errors import DamageError, Refused
 from spark_abs.snapshots.layout import CODEC_KEY
 
+_MAX_UTF = 65_535
 MAX_LINEAGE = 65_600
 """A lineage is one string of Java's modified UTF-8, whose length has two bytes."""
 HEAD_BYTES = 4 * MAX_LINEAGE
@@ -44,6 +46,22 @@ def parse_lineage(head: bytes) -> tuple[LineageItem, ...]:
         raise DamageError(f"the lineage of a changelog cannot be read: {error}") from error
 
 
+def with_lineage(changelog: bytes, items: Sequence[LineageItem]) -> bytes:
+    """Return a decompressed changelog of state format 2 with another lineage. Errors as for `parse_lineage`.
+
+    Raises:
+        Refused: the lineage is longer than a string in a changelog.
+    """
+    parse_lineage(changelog)
+    version, rest = _utf(changelog)
+    _, entries = _utf(rest)
+    plain = [{"version": item.version, "checkpointUniqueId": item.unique_id} for item in items]
+    texts = (version.encode(), json.dumps(plain, separators=(",", ":")).encode())
+    if len(texts[1]) > _MAX_UTF:
+        raise Refused("the lineage of a changelog is longer than Spark can read")
+    return b"".join(struct.pack(">H", len(text)) + text for text in texts) + entries
+
+
 def decompress_head(data: bytes, codec: str) -> bytes:
     """Decompress the head of a changelog that Spark wrote with `codec`; an incomplete block is left out.
 
@@ -71,6 +89,76 @@ def decompress(data: bytes, codec: str, most: int | None = None) -> bytes:
                 )
     except (struct.error, pa.ArrowException, OSError) as error:
         raise DamageError(f"not {codec} data: {error}") from error
+
+
+def compress(data: bytes, codec: str) -> bytes:
+    """Compress a state file as Spark reads it with `codec`; lz4 in blocks that are stored as they are.
+
+    Raises:
+        Refused: a codec that is not known.
+    """
+    match codec:
+        case "lz4":
+            blocks = [data[at : at + _LZ4_BLOCK] for at in range(0, len(data), _LZ4_BLOCK)]
+            return b"".join(map(_lz4_block, [*blocks, b""]))
+        case "zstd":
+            return bytes(pa.compress(data, "zstd", asbytes=True))
+        case "snappy":
+            head = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)
+            block = pa.Codec("snappy").compress(data, asbytes=True)
+            return bytes(head + struct.pack(">i", len(block)) + block)
+        case _:
+            raise Refused(
+                f"state is compressed with {codec!r}, which cannot be written here: set {CODEC_KEY} to lz4, "
+                "zstd or snappy"
+            )
+
+
+_LZ4_BLOCK = 2**16
+_LZ4_STORED = 0x16
+"""The token of a block that is not compressed, of at most 2^(10+6) bytes."""
+_LZ4_SEED = 0x9747B28C
+
+
+def _lz4_block(data: bytes) -> bytes:
+    """Return a block of lz4-java's stream format; without data the last one."""
+    checksum = xxh32(data, _LZ4_SEED) & 0xFFFFFFF if data else 0
+    return b"LZ4Block" + struct.pack("<Biii", _LZ4_STORED, len(data), len(data), checksum) + data
+
+
+_PRIMES = (2654435761, 2246822519, 3266489917, 668265263, 374761393)
+
+
+def xxh32(data: bytes, seed: int) -> int:
+    """Return the hash xxHash32 of data."""
+    first, second, third, fourth, fifth = _PRIMES
+    size, at = len(data), 0
+    if size >= 16:
+        lanes = [(seed + first + second), (seed + second), seed, (seed - first)]
+        while at + 16 <= size:
+            words = struct.unpack_from("<4I", data, at)
+            lanes = [
+                _rotated(lane + word * second, 13) * first for lane, word in zip(lanes, words, strict=True)
+            ]
+            at += 16
+        found = sum(_rotated(lane, by) for lane, by in zip(lanes, (1, 7, 12, 18), strict=True))
+    else:
+        found = seed + fifth
+    found += size
+    while at + 4 <= size:
+        found = _rotated(found + struct.unpack_from("<I", data, at)[0] * third, 17) * fourth
+        at += 4
+    for byte in data[at:]:
+        found = _rotated(found + byte * fifth, 11) * first
+    found &= 0xFFFFFFFF
+    found = (found ^ found >> 15) * second & 0xFFFFFFFF
+    found = (found ^ found >> 13) * third & 0xFFFFFFFF
+    return found ^ found >> 16
+
+
+def _rotated(value: int, by: int) -> int:
+    value &= 0xFFFFFFFF
+    return (value << by | value >> 32 - by) & 0xFFFFFFFF
 
 
 def _decompress_lz4_blocks(data: bytes) -> bytes:

@@ -324,6 +324,30 @@ class Place:
                     made.write(piece)
         self.fs.delete_file(here)
 
+    def create(self, relative: str, data: bytes) -> bool:
+        """Write a small file if there is none; say whether it was written.
+
+        Exact on a local disk: of several writers one succeeds, as of Spark's. In an object store it looks
+        first, as Spark does there.
+        """
+        target = f"{self.path}/{relative}"
+        if not self.local:
+            if self.below(relative).exists():
+                return False
+            self.write(relative, data)
+            return True
+        self.fs.create_dir(os.path.dirname(target), recursive=True)
+        written = f"{os.path.dirname(target)}/.{os.path.basename(target)}.{uuid.uuid4().hex}.tmp"
+        with open(written, "xb") as stream:
+            stream.write(data)
+        try:
+            os.link(written, target)
+        except FileExistsError:
+            return False
+        finally:
+            os.unlink(written)
+        return True
+
 
 @lru_cache(maxsize=64)
 def _s3(storage: S3, bucket: str) -> fs.FileSystem:

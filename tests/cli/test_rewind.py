@@ -95,6 +95,8 @@ def test_rows_that_perhaps_a_query_has_written_stop_a_rewind(world: World) -> No
     for file in sorted((table / "_delta_log").glob("*.json"))[1:]:
         lines = [line for line in file.read_text().splitlines() if '"txn"' not in line]
         file.write_text("\n".join(lines))
+    for _ in range(2):  # and more of others: times do not tell
+        append(table, [500], {})
     oldest = json.loads(rewind(world, "--list", "--output", "json").stdout)[-1]["batches"]
     said = rewind(world, f"--at=bronze={oldest['bronze']}", "--yes", exits=1).stderr
     assert f"table {table} was changed after the moment by commits that name no batch of a query" in said
@@ -109,6 +111,7 @@ def test_rows_that_perhaps_a_query_has_written_stop_a_rewind(world: World) -> No
         (["--before", "yesterday"], "'yesterday' is no time such as 2026-01-31T20:15"),
         (["--wait", "long", "--yes", "--at=bronze=1"], "expected a duration"),
         (["--tables", "/nowhere/*"], "/nowhere/* leads to no Delta table"),
+        (["--tables", "main.shop.silver"], "give the location that DESCRIBE DETAIL main.shop.silver shows"),
     ],
 )
 def test_a_wrong_call(world: World, arguments: list[str], said: str) -> None:
@@ -187,4 +190,15 @@ def test_a_rewind_is_taken_back(world: World) -> None:
     assert "come back" in rewind(world, "--undo", exits=2).stdout
     assert json.loads(rewind(world, "--undo", "--yes", "--output", "json").stdout)["applied"]
     assert set(rows_of(world.base / "t" / "bronze")) <= set(there)
+    world.is_whole(3)
+
+
+def test_kept_files_are_purged_and_then_there_is_no_undo(world: World) -> None:
+    assert "No rewind has kept files" in rewind(world, "--purge", "--yes").stdout
+    rewind(world, "--at=bronze=1", "--yes")
+    kept = json.loads(rewind(world, "--purge", "--dry-run", "--output", "json").stdout)["kept"]
+    assert sum(k["files"] for k in kept) > 3
+    assert json.loads(rewind(world, "--purge", "--yes", "--output", "json").stdout)["applied"]
+    assert not list(world.base.glob("c/*/_rewind/*/files"))
+    assert "were purged: it can no longer be undone" in rewind(world, "--undo", "--yes", exits=1).stderr
     world.is_whole(3)

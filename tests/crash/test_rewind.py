@@ -6,7 +6,7 @@ import itertools
 import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -15,9 +15,12 @@ import pytest
 
 from spark_abs.cuts.cut import NoAlignedCut, newest_cut
 from spark_abs.errors import Refused
-from spark_abs.rewind.prepare import listed
-from spark_abs.store.storage import Place
-from tests.plain_queries import SHAPES, World, text_of
+from spark_abs.rewind.apply import apply
+from spark_abs.rewind.prepare import Prepared, listed
+from spark_abs.rewind.purge import purge
+from spark_abs.store.failpoint import no_failpoint
+from spark_abs.store.storage import DEFAULTS, Place
+from tests.plain_queries import SHAPES, World, rows_of, text_of
 
 W = TypeVar("W", bound=World)
 
@@ -47,6 +50,18 @@ def test_every_row_is_there_once_after_rewinds_to_any_batch(tmp_path: Path, shap
             world.rewind(world.any_batch())
         except NoAlignedCut:
             continue
+    world.is_whole(seed)
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.long) for n in range(2, 10))])
+def test_batches_of_a_function_without_an_id_are_told_by_their_times(tmp_path: Path, seed: int) -> None:
+    world = World(tmp_path, "untold", seed)
+    world.run(40)
+    for _ in range(3):
+        assert "concluded from their times" in "".join(world.prepare().plan.notes)
+        with suppress(NoAlignedCut):
+            world.rewind(world.any_batch())
+        world.run(20)
     world.is_whole(seed)
 
 
@@ -93,10 +108,14 @@ def test_what_was_undone_is_there_again_and_can_be_done_again(tmp_path: Path, sh
     world.run(30)
     found = world.prepare().found
     cut = newest_cut(found.pipeline, found.pipeline.newest())
+    then = {
+        table.place.path: max(w.last[cut[w.query]] for w in found.pipeline.written if w.table == table.uri)
+        for table in found.tables
+    }
     world.rewind(world.any_batch())
     world.undo()
-    again = {query.name: query.planned for query in world.prepare().found.queries}
-    assert again == {query.name: query.batches[cut[query.name]].number for query in found.queries}
+    for path, version in then.items():
+        assert rows_of(Path(path)) == rows_of(Path(path), version)
     with pytest.raises(Refused, match="go back anew in place of undoing it"):
         world.undo()
     world.run(10)
@@ -136,3 +155,108 @@ def test_a_writer_that_stays_cannot_run_while_its_table_goes_back(tmp_path: Path
             query.start()
     world.finish()
     world.is_whole(3)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.long) for n in range(2, 12))])
+def test_a_driver_that_was_frozen_and_wakes_after_a_rewind_does_no_harm(
+    tmp_path: Path, shape: str, seed: int
+) -> None:
+    """It was idle, or held the rows of a batch, or had written them; its successor has run or not."""
+    world = World(tmp_path, shape, seed)
+    world.run(20)
+    frozen, went = world.frozen(), set[str]()
+    with suppress(NoAlignedCut):
+        went = world.rewind(world.any_batch())
+    world.run(world.chance.choice([0, 15]))
+    for query in frozen:
+        if query.name in went:
+            query.wake()
+    world.run(10)
+    with suppress(NoAlignedCut):
+        world.rewind(world.any_batch())
+    world.is_whole(seed)
+
+
+def test_of_two_rewinds_at_the_same_instant_one_gives_way(tmp_path: Path) -> None:
+    """The second one works while the first one is at any of its points."""
+    first = World(tmp_path / "first", "fan-in", seed=7, files=8)
+    first.run(20)
+    *_, (_, oldest) = listed(*first.places())
+    for number in itertools.count():
+        world = copy_of(first, tmp_path / str(number), number)
+        one, two = world.prepare(oldest), world.prepare({"left": oldest["left"] + 1})
+        left = iter(range(number, -1, -1))
+        outcomes: list[bool] = []
+
+        def go(prepared: Prepared, at: Callable[[str], None], outcomes: list[bool] = outcomes) -> None:
+            try:
+                apply(prepared.plan, DEFAULTS, require_still=prepared.require_still, at=at)
+            except Refused:
+                outcomes.append(False)
+            else:
+                outcomes.append(True)
+
+        def other(
+            _: str,
+            left: Iterator[int] = left,
+            two: Prepared = two,
+            go: Callable[[Prepared, Callable[[str], None]], None] = go,
+        ) -> None:
+            if next(left, -1) == 0:
+                go(two, no_failpoint)
+
+        go(one, other)
+        assert world.finish() is None
+        assert sum(outcomes) == 1, (number, outcomes)
+        world.is_whole(number)
+        if len(outcomes) == 1:
+            break
+    assert number > 10
+
+
+def test_a_rewind_that_another_call_finishes_or_withdraws_meanwhile(tmp_path: Path) -> None:
+    """It had not died, as the other call supposed."""
+    first = World(tmp_path / "first", "chain", seed=7, files=8)
+    first.run(20)
+    *_, (_, oldest) = listed(*first.places())
+    withdrawn = 0
+    for number in itertools.count():
+        world = copy_of(first, tmp_path / str(number), number)
+        left = iter(range(number, -1, -1))
+
+        def other(_: str, left: Iterator[int] = left, world: World = world) -> None:
+            if next(left, -1) == 0:
+                world.finish()
+
+        try:
+            world.rewind(oldest, other)
+        except Refused:
+            withdrawn += 1
+        world.finish()
+        world.is_whole(number)
+        if next(left, -1) >= 0:
+            break
+    assert 0 < withdrawn < number
+
+
+def test_a_purge_that_was_killed_is_repeated_and_no_undo_comes_between(tmp_path: Path) -> None:
+    first = World(tmp_path / "first", "chain", seed=7, files=8)
+    first.run(20)
+    *_, (_, oldest) = listed(*first.places())
+    for number in itertools.count():
+        world = copy_of(first, tmp_path / str(number), number)
+        world.rewind(oldest)
+        checkpoints, _ = world.places()
+        try:
+            purge(checkpoints, call="p", at=killed_at(number))
+        except Killed:
+            if number:
+                with pytest.raises(Refused, match="were purged: it can no longer be undone"):
+                    world.undo()
+            purge(checkpoints, call="q", at=no_failpoint)
+            assert not list(world.base.glob("c/*/_rewind/*/files"))
+        else:
+            break
+    assert number > 3
+    world.is_whole(7)

@@ -121,15 +121,20 @@ CASES = [
 
 def killed(name: str, base: Path, inputs: list[Input]) -> None:
     """Run a pipeline under load, and kill it when its last query has ended eight batches."""
-    log, last = base.parent / "log", {"merge": "latest"}.get(name.partition("+")[0], "big")
+    log = base.parent / "log"
     with running(name, base, log) as process:
-        deadline = time.monotonic() + 300
-        while batches(base, last) < 8:
-            assert process.poll() is None, log.read_text()[-4000:]
-            assert time.monotonic() < deadline, log.read_text()[-4000:]
-            for fed in inputs:
-                fed.write()
-            time.sleep(0.5)
+        load(name, base, inputs, process, log)
+
+
+def load(name: str, base: Path, inputs: list[Input], process: subprocess.Popen[bytes], log: Path) -> None:
+    """Write input until the last query of a pipeline has ended eight batches."""
+    last, deadline = {"merge": "latest"}.get(name.partition("+")[0], "big"), time.monotonic() + 600
+    while batches(base, last) < 8:
+        assert process.poll() is None, log.read_text()[-4000:]
+        assert time.monotonic() < deadline, log.read_text()[-4000:]
+        for fed in inputs:
+            fed.write()
+        time.sleep(0.5)
 
 
 def finished(name: str, copies: list[Path], **options: str) -> list[dict[str, list[list[int]]]]:
@@ -167,6 +172,25 @@ def test_every_table_is_whole_after_a_rewind_to_any_moment(tmp_path: Path, name:
     wanted = expected(name, [row for fed in inputs for row in fed.rows])
     for number, found in enumerate(tables):
         assert found == wanted, (seed, number)
+
+
+@pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.long)], ids=["first", "last"])
+def test_a_driver_that_was_frozen_and_wakes_after_a_rewind_does_no_harm(tmp_path: Path, after: bool) -> None:
+    """It wakes before the new driver begins, or after it has read all input."""
+    base, log, fed = tmp_path / "live", tmp_path / "log", Input(tmp_path / "in1", 0, 1)
+    with running("medallion", base, log) as process:
+        load("medallion", base, [fed], process, log)
+        os.killpg(process.pid, signal.SIGSTOP)
+        cuts = json.loads(called(base, "--list", "--output", "json"))
+        rewind(base, cuts[len(cuts) // 2]["at_ms"] / 1000)
+        if after:
+            finished("medallion", [base])
+        fed.write()
+        os.killpg(process.pid, signal.SIGCONT)
+        process.wait(timeout=300)
+    assert "oncurrent" in log.read_text(), log.read_text()[-4000:]
+    (tables,) = finished("medallion", [base])
+    assert tables == expected("medallion", fed.rows)
 
 
 def called(base: Path, *arguments: str) -> str:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_abs.cuts.cut import NEVER, NOTHING, Batch, NoAlignedCut, Pipeline, Read, Written, cuts, newest_cut
-from spark_abs.cuts.lineage import Attempted, first_versions, writer_of, written_by
+from spark_abs.cuts.lineage import Attempted, batches_by_time, first_versions, writer_of, written_by
 
 
 def simulated(seed: int, queries: int, steps: int) -> tuple[Pipeline, dict[str, list[dict[str, set[int]]]]]:
@@ -163,3 +163,70 @@ def test_a_commit_belongs_to_the_only_query_that_was_at_that_batch() -> None:
     assert writer_of({1: 1700, 2: 3500, 3: 1}, queries, 0) == ("a",)
     assert writer_of({1: 1700, 2: 5000}, queries, 900) == ()
     assert writer_of({8: 1700}, queries, 0) == ()
+
+
+BATCHES = {
+    "a": {1: Attempted(1000, 2000), 2: Attempted(3000, 4000), 3: Attempted(4001, 5000)},
+    "b": {7: Attempted(20_000, 21_000), 8: Attempted(21_001, 2**62)},
+}
+
+
+def test_commits_without_a_number_belong_to_the_batch_in_which_they_were_made() -> None:
+    """Where batches follow each other closely, the clock of the driver decides."""
+    commits = {4: 1500, 5: 3001, 6: 3999, 7: 4000, 8: 4002, 9: 20_500, 11: 30_000}
+    some = batches_by_time({4: 1500, 8: 4002}, BATCHES, 500)
+    assert some == "some batches of 'a' would have made 0 commits, others 1"
+    assert batches_by_time({4: 1500, 5: 3001, 8: 4002, 9: 20_500, 11: 30_000}, BATCHES, 500) == {
+        4: ("a", 1),
+        5: ("a", 2),
+        8: ("a", 3),
+        9: ("b", 7),
+        11: ("b", 8),
+    }
+    said = batches_by_time({9: 20_500, 11: 30_000, 12: 30_001}, BATCHES, 500)
+    assert said == "some batches of 'b' would have made 1 commits, others 2"
+    said = batches_by_time(commits, BATCHES, 500)
+    assert said == "some batches of 'a' would have made 1 commits, others 3"
+
+
+@pytest.mark.parametrize(
+    ("commits", "said"),
+    [
+        ({4: 100}, "the time of version 4 is near that of none"),
+        ({4: 999}, "version 4 was made just when a batch of 'a' began"),
+        ({4: 3000}, "version 4 was made just when a batch of 'a' began"),
+        ({4: 9000}, "the time of version 4 is near that of none"),
+        ({4: 20_999, 5: 21_001}, "version 5 was made just when a batch of 'b' began"),
+        ({4: 2600}, "version 4 was made when 'a' had ended batch 1"),
+    ],
+)
+def test_what_a_time_leaves_open_is_not_concluded(commits: dict[int, int], said: str) -> None:
+    assert batches_by_time(commits, BATCHES, 500) == said
+
+
+def test_batches_of_two_queries_that_are_near_leave_it_open() -> None:
+    queries = {"a": {1: Attempted(1000, 2000)}, "b": {1: Attempted(2400, 3000)}}
+    assert batches_by_time({4: 1500}, queries, 500) == {4: ("a", 1)}
+    assert batches_by_time({4: 1950}, queries, 500) == "the time of version 4 is near those of 'a' and 'b'"
+
+
+@given(st.integers(0, 10**9))
+def test_what_is_concluded_from_times_is_so(seed: int) -> None:
+    """Queries run at random, one makes commits, clocks of files differ: right, or left open."""
+    chance = random.Random(seed)
+    queries: dict[str, dict[int, Attempted]] = {}
+    commits: dict[int, int] = {}
+    truth: dict[int, tuple[str, int]] = {}
+    for query in ("a", "b")[: chance.randint(1, 2)]:
+        now, queries[query], skew = chance.randrange(3000), {}, chance.randint(-400, 400)
+        for batch in range(chance.randint(1, 6)):
+            begun = now
+            ended = begun + chance.randint(20, 3000)
+            for _ in range(1 if chance.random() < 0.9 else chance.randint(0, 2)):
+                version = len(commits)
+                commits[version] = chance.randint(begun + 1, ended)
+                truth[version] = query, batch
+            queries[query][batch] = Attempted(begun, ended + skew)
+            now = ended + chance.choice([1, 5000])
+    concluded = batches_by_time(commits, queries, 500)
+    assert isinstance(concluded, str) or concluded == truth, (seed, concluded)

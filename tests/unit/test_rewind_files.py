@@ -7,17 +7,21 @@ import json
 import pytest
 
 from spark_abs.errors import DamageError
-from spark_abs.rewind.files import cut_source_log, newer
+from spark_abs.rewind.files import advanced_source_log, cut_source_log, newer
 from spark_abs.rewind.query import jumped
-from spark_abs.snapshots.layout import OffsetFile
 
-OFFSETS = OffsetFile(1, 0, 0, {}, {"0": '{"logOffset":3}', "1": '{"t":{"0":7}}'})
+LOGS = {"0": 3}
 
 NEWER = [
     *("offsets/8", "offsets/.8.crc", "offsets/.8.0f.tmp", "commits/8", "commits/.9.crc", "commits/.7.0f.tmp"),
     *("sources/0/4", "sources/0/.4.crc", "sources/0/9.compact"),
     *("state/0/0/9.delta", "state/0/1/9.snapshot", "state/0/0/9.zip", "state/0/0/9.changelog"),
-    *("state/0/0/.9.zip.crc", "state/0/0/9_3f2a-11.changelog", "state/0/3/right-keyToNumValues/10.delta"),
+    *(
+        "state/0/0/.9.zip.crc",
+        "state/0/0/9.delta.crc",
+        "state/0/0/9_3f2a-11.changelog",
+        "state/0/3/right-keyToNumValues/10.delta",
+    ),
     *("state/0/_metadata/v2/8", "state/0/_stateSchema/default/8_ab"),
 ]
 STAYS = [
@@ -32,7 +36,7 @@ STAYS = [
 
 @pytest.mark.parametrize(("path", "goes"), [*((p, True) for p in NEWER), *((p, False) for p in STAYS)])
 def test_what_is_newer_than_batch_7(path: str, goes: bool) -> None:
-    assert newer(path, 7, OFFSETS) is goes
+    assert newer(path, 7, LOGS) is goes
 
 
 def entries(*numbers: int) -> str:
@@ -85,3 +89,46 @@ def test_offsets_jump_behind_a_restore() -> None:
     assert json.loads(jumped(text, {"0": 9}).split("\n")[2])["index"] == -1
     named = f"v2\n{{}}\nin:{old}"
     assert json.loads(jumped(named, {"in": 9}).split("\n")[2].removeprefix("in:"))["reservoirVersion"] == 9
+
+
+def told(names: list[str], texts: dict[str, str]) -> list[int]:
+    """Return the numbers of the entries that Spark reads, as `CompactibleFileStreamLog.allFiles` does."""
+    files = {**dict.fromkeys(names, ""), **texts}
+    numbers = {int(name.partition(".")[0]): name for name in files}
+    compact = sorted(n for n, name in numbers.items() if name.endswith(".compact"))
+    interval = compact[-1] - compact[-2] if len(compact) > 1 else 10
+    newest = max(numbers)
+    assert all((n + 1) % interval == 0 for n in compact), compact
+    base = (newest + 1) // interval * interval - 1
+    wanted = [*([f"{base}.compact"] if base >= 0 else []), *map(str, range(base + 1, newest + 1))]
+    assert all(name in files for name in wanted), (wanted, files)
+    lines = [line for name in wanted for line in (files[name] or whole(name)).split("\n")[1:]]
+    return sorted(json.loads(line)["batchId"] for line in lines)
+
+
+def whole(name: str) -> str:
+    """Return the text of a log file into which an entry was written at each number."""
+    number = int(name.partition(".")[0])
+    return entries(*range(number + 1)) if name.endswith("compact") else entries(number)
+
+
+@pytest.mark.parametrize("newest", [0, 3, 8, 9, 10, 18, 19, 25, 38, 45])
+@pytest.mark.parametrize("back", [0, 1, 5, 12, 50])
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_log_holds_at_a_higher_number_what_it_held_at_an_offset(
+    newest: int, back: int, deleted: bool
+) -> None:
+    """Whatever Spark has deleted behind its compact files, and wherever the next compact file is due."""
+    until, last = max(newest - back, -1), (newest + 1) // 10 * 10 - 1
+    there = [f"{n}.compact" if (n + 1) % 10 == 0 else str(n) for n in range(newest + 1)]
+    if deleted:
+        there = [name for name in there if int(name.partition(".")[0]) >= last]
+    made = advanced_source_log(there, until, newest + 1, whole)
+    kept = [name for name in there if int(name.partition(".")[0]) <= until and name not in made]
+    assert told(kept, made) == list(range(until + 1))
+    assert {name.partition(".")[0] for name in made} >= {str(newest + 1)}
+    # Killed on the way and begun anew, with what was there and what was made: the same.
+    again = advanced_source_log(
+        [*there, *made], until, newest + 1, lambda name: made[name] if name in made else whole(name)
+    )
+    assert told(kept, {**made, **again}) == list(range(until + 1))

@@ -31,6 +31,8 @@ def query(uri: str) -> QueryFacts:
         committed=-1,
         times={},
         others=(),
+        made={},
+        logs={},
     )
 
 
