@@ -26,6 +26,7 @@ from spark_abs.cli.root_command import Context, output_option, storage_errors
 from spark_abs.cli.running import savepoint, set_settings, stop
 from spark_abs.cli.state import state
 from spark_abs.cli.status import status
+from spark_abs.cli.traces import traces
 from spark_abs.cli.watch import watch
 from spark_abs.errors import AbsError, UsageError, get_spark, lacks_spark
 
@@ -101,6 +102,7 @@ for command in (
     status,
     health,
     metrics,
+    traces,
     history,
     report,
     serve,
