@@ -147,6 +147,13 @@ class Moto(Server):
         }
 
 
+class LaxMoto(Moto):
+    """A store that ignores the condition of a write, as some that are like S3 do."""
+
+    def command(self, port: int) -> Sequence[str | Path]:
+        return [*super().command(port), "lax"]
+
+
 class Azurite(Server):
     """Azure's blob storage, as Microsoft's emulator has it: without directories, and not the dfs API."""
 
