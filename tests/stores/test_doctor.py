@@ -63,9 +63,13 @@ def test_writers_race_in_the_root_and_leave_nothing(server: Server) -> None:
     assert found[COMMITS] == ("works", "of 4 writers at once exactly one made each of 10 commits")
     assert found["pyspark"][0] == "fails"
     assert found["a job"] == ("untried", "needs pyspark")
-    assert found[LEFT][0] == "works"
-    assert f"{top} was not there before" in found[LEFT][1]
-    assert nothing_at(top)
+    if isinstance(server, Moto):  # whose client marks the directory above one that it deletes
+        root = top.below("new/root")
+        assert found[LEFT] == ("works", f"an empty directory, {root}, which was not there before")
+        assert root.fs.get_file_info(fs.FileSelector(root.path, recursive=True)) == []
+    else:
+        assert found[LEFT] == ("works", "nothing")
+        assert nothing_at(top)
 
     kept = server.storage.place(f"{server.top}/kept")
     kept.write("root/mine", b"x")
@@ -79,7 +83,7 @@ def test_a_bucket_that_is_not_there_is_named(server: Server) -> None:
     found = doctor(root, server.environment)
     verdict, says = found[COMMITS]
     assert verdict == "fails"
-    assert f"no table can be created at {Place(root)}/_doctor-" in says
+    assert "404 Not Found" in says
     assert found["session"] == ("untried", f"needs {COMMITS}")
     assert found[LEFT][0] == "works"
 
@@ -132,7 +136,7 @@ def test_a_store_that_replaces_what_is_there_fails(server: Server, tmp_path: Pat
             "commits of version 1: the store does not create a file only where there is none"
             in (found[COMMITS][1])
         )
-        assert nothing_at(lax.storage.place(f"{lax.top}/lax"))
+        assert "lax/root, which was not there before" in found[LEFT][1]
 
 
 def test_all_parts_work_in_a_store(server: Server, tmp_path: Path) -> None:
@@ -146,4 +150,5 @@ def test_all_parts_work_in_a_store(server: Server, tmp_path: Path) -> None:
     found = doctor(root.uri, environment, spark="yes")
     assert {verdict for verdict, _ in found.values()} == {"works"}, found
     assert f"written and read at {root}/_doctor-" in found["Delta in Spark"][1]
-    assert nothing_at(server.storage.place(f"{server.top}/all"))
+    infos = root.fs.get_file_info(fs.FileSelector(f"{root.path}", allow_not_found=True, recursive=True))
+    assert infos == []
