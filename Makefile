@@ -105,6 +105,10 @@ $(VENV)/.installed-page: $(VENV)/.installed
 	@echo "installing what drives a browser"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test-page]' pyspark==$(SPARK)
 	@npm install --prefix $(VENV)/page --no-save --no-audit --no-fund --loglevel=error axe-core@4.14.1
+	@echo "fetching Hadoop's connectors"
+	@for name in S3 AZURE; do $(BIN)/python -c "import spark_abs as s; \
+	  s.spark_session('set-up', 'local[1]', packages=[s.$${name}_CONNECTOR]).stop()" >>$@.log 2>&1 || \
+	  { cat $@.log; exit 1; }; done
 	@touch $@
 
 # What differs between versions of Spark, on those that are not SPARK; then a root that goes through all of them.

@@ -58,6 +58,7 @@ class Finding:
 
 
 _WIDTH = max(map(len, Verdict))
+_THREADS = "spark-abs-doctor"
 
 
 @click.command
@@ -88,7 +89,16 @@ def doctor(root: str | None) -> None:
             context.out.line(f"{finding.verdict:{_WIDTH}}  {finding.part}: {finding.says}")
     context.out.result(found, lambda _: None)
     if any(finding.verdict is not Verdict.WORKS for finding in found):
-        click.get_current_context().exit(1)
+        _end()
+
+
+def _end() -> None:
+    """End with exit code 1, also while a trial hangs: Python's own end would wait for a library, or crash."""
+    if any(thread.name.startswith(_THREADS) for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+    click.get_current_context().exit(1)
 
 
 def _has_job(root: str) -> bool:
@@ -169,7 +179,7 @@ def _tried(part: str, attempt: Callable[[], str], limit_s: float | None = None) 
         except Exception as error:  # noqa: BLE001 - whatever fails is the answer
             answer.append(Finding(part, Verdict.FAILS, _reason(error)))
 
-    thread = threading.Thread(target=run, name=f"spark-abs-doctor {part}", daemon=True)
+    thread = threading.Thread(target=run, name=f"{_THREADS} {part}", daemon=True)
     thread.start()
     thread.join(limit_s)
     return answer[0] if answer else Finding(part, Verdict.FAILS, f"no answer within {limit_s:.0f} s")

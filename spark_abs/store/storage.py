@@ -7,6 +7,7 @@ import re
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from datetime import timedelta
 from functools import cached_property, lru_cache
 from urllib.parse import quote, urlparse
 
@@ -46,6 +47,7 @@ DATABRICKS = "DATABRICKS_RUNTIME_VERSION"
 _MOUNTS = ("/Volumes/", "/dbfs/")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LONGEST = 800
+_RETRIES = timedelta(minutes=1)
 _PIECE = 2**23
 """Bytes that a copy holds in memory."""
 
@@ -366,4 +368,5 @@ def _azure(storage: Azure, account: str) -> fs.FileSystem:
 
 @lru_cache(maxsize=64)
 def _google(storage: Google) -> fs.FileSystem:
-    return with_directories(fs.GcsFileSystem(**storage.arrow()))
+    # Its own limit is 15 minutes, also where credentials are wrong.
+    return with_directories(fs.GcsFileSystem(**storage.arrow(), retry_time_limit=_RETRIES))

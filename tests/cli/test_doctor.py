@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from threading import Event
+from typing import NoReturn
 
 import pytest
 from click.testing import CliRunner
@@ -67,13 +69,18 @@ def test_each_part_is_told_when_it_has_been_tried(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(doctor_module, "_STARTS_S", 0.2)
     hang = Event()
 
+    def end(code: int) -> NoReturn:
+        raise SystemExit(code + 10)
+
+    monkeypatch.setattr(os, "_exit", end)  # of the process, which is that of the tests here
+
     def session(started: list[object], scratch: object) -> str:
         assert [line.split()[1] for line in told[-2:]] == ["commits", "pyspark:"]
         hang.wait()
         return ""
 
     monkeypatch.setattr(doctor_module, "_session", session)
-    assert CliRunner().invoke(main, ["doctor", str(tmp_path)]).exit_code == 1
+    assert CliRunner().invoke(main, ["doctor", str(tmp_path)]).exit_code == 11
     hang.set()
     assert told[-4:] == [
         "fails    session: no answer within 0 s",
