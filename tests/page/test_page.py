@@ -31,6 +31,7 @@ class Opened:
 
     def __init__(self, page: Page, file: Path) -> None:
         self.page, self.file = page, file
+        page.set_default_timeout(300_000)
         self.said: list[str] = []
         self.asked: list[str] = []
         page.on("console", lambda message: self.said.append(message.text))
@@ -62,23 +63,50 @@ def written(report: Report, target: Path) -> Path:
     return target
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Pages of a new job, one at work, one of fifty stages, and one with hostile names."""
-    top = tmp_path_factory.mktemp("pages")
-    (top / "new").mkdir()
-    new = SmallJob(top / "new")
-    (top / "small").mkdir()
-    small = SmallJob(top / "small")
-    for value in range(1, 6):
-        small.checkpoint(value, name="before-upgrade" if value == 3 else None)
-    spark_abs.open(small.root.uri).restore("before-upgrade")
-    small.start()
-    small.come_alive()
-    small.checkpoint(7)
-    small.step(8, barrier=small.claim())
-    wide = synthetic_root(top / "wide", stages=50, checkpoints=300)
-    hostile = Report(
+class Files(dict[str, Path]):
+    """Pages, each made when it is first asked for."""
+
+    def __init__(self, top: Path) -> None:
+        super().__init__()
+        self._top = top
+
+    def __missing__(self, name: str) -> Path:
+        reports = {"new": self._new, "small": self._small, "wide": self._wide, "hostile": hostile}
+        self[name] = written(reports[name](), self._top / f"{name}.html")
+        return self[name]
+
+    def _job(self, name: str) -> SmallJob:
+        (self._top / name).mkdir()
+        return SmallJob(self._top / name)
+
+    def _new(self) -> Report:
+        return RootReader(self._job("new").root).read(99_000)
+
+    def _small(self) -> Report:
+        """A job that was restored, and is at work with a checkpoint open."""
+        job = self._job("small")
+        for value in range(1, 6):
+            job.checkpoint(value, name="before-upgrade" if value == 3 else None)
+        spark_abs.open(job.root.uri).restore("before-upgrade")
+        job.start()
+        job.come_alive()
+        job.checkpoint(7)
+        job.step(8, barrier=job.claim())
+        return RootReader(job.root).read(99_000)
+
+    def _wide(self) -> Report:
+        root = synthetic_root(self._top / "wide", stages=50, checkpoints=300, detailed=100)
+        return RootReader(root).read(1_795_004_000_000)
+
+
+def hostile() -> Report:
+    """A report in which every text is HTML."""
+    lines = (
+        CheckpointLine(CheckpointId(n), Outcome.ABORTED, name=HOSTILE, reason=HOSTILE, triggered_ms=n)
+        for n in (1, 2)
+    )
+    part = StageLine(CheckpointId(2), StageId(HOSTILE), acked=False, duration_ms=1, detail=HOSTILE)
+    return Report(
         HOSTILE,
         HOSTILE,
         1,
@@ -88,28 +116,20 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ready=False,
         alive=HOSTILE,
         stages=(Stage(StageId(HOSTILE), sources=(HOSTILE,), operators=(HOSTILE,)),),
-        timeline=Timeline(
-            tuple(
-                CheckpointLine(CheckpointId(n), Outcome.ABORTED, name=HOSTILE, reason=HOSTILE, triggered_ms=n)
-                for n in (1, 2)
-            ),
-            (StageLine(CheckpointId(2), StageId(HOSTILE), acked=False, duration_ms=1, detail=HOSTILE),),
-        ),
+        timeline=Timeline(tuple(lines), (part,)),
         problems=(HOSTILE,),
     )
-    reports = {
-        "new": RootReader(new.root).read(99_000),
-        "small": RootReader(small.root).read(99_000),
-        "wide": RootReader(wide).read(1_795_004_000_000),
-        "hostile": hostile,
-    }
-    return {name: written(report, top / f"{name}.html") for name, report in reports.items()}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return Files(tmp_path_factory.mktemp("pages"))
 
 
 @pytest.mark.parametrize("name", ["new", "small", "wide", "hostile"])
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
 def test_every_view_is_drawn_without_an_error_a_request_or_a_broken_rule(
-    browser: Browser, files: dict[str, Path], name: str, width: int, scheme: Literal["light", "dark"]
+    browser: Browser, files: Files, name: str, width: int, scheme: Literal["light", "dark"]
 ) -> None:
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True)
     opened = Opened(page, files[name])
@@ -127,7 +147,7 @@ def test_every_view_is_drawn_without_an_error_a_request_or_a_broken_rule(
     opened.require_quiet()
 
 
-def test_the_policy_holds_back_all_that_is_not_the_page(browser: Browser, files: dict[str, Path]) -> None:
+def test_the_policy_holds_back_all_that_is_not_the_page(browser: Browser, files: Files) -> None:
     page = browser.new_page()
     opened = Opened(page, files["hostile"])
     for view in VIEWS:
@@ -139,7 +159,7 @@ def test_the_policy_holds_back_all_that_is_not_the_page(browser: Browser, files:
     assert any("Content Security Policy" in text for text in opened.said)
 
 
-def test_the_page_is_used_by_keyboard(browser: Browser, files: dict[str, Path]) -> None:
+def test_the_page_is_used_by_keyboard(browser: Browser, files: Files) -> None:
     page = browser.new_page()
     opened = Opened(page, files["small"])
     page.keyboard.press("Tab")
@@ -165,7 +185,7 @@ def test_the_page_is_used_by_keyboard(browser: Browser, files: dict[str, Path]) 
     opened.require_quiet()
 
 
-def test_figures_are_those_of_the_values(browser: Browser, files: dict[str, Path]) -> None:
+def test_figures_are_those_of_the_values(browser: Browser, files: Files) -> None:
     page = browser.new_page()
     opened = Opened(page, files["wide"])
     opened.show("history")
@@ -190,7 +210,7 @@ def shown(ms: int) -> str:
 
 
 def test_an_aborted_checkpoint_names_the_first_stages_that_did_not_acknowledge(
-    browser: Browser, files: dict[str, Path]
+    browser: Browser, files: Files
 ) -> None:
     page = browser.new_page()
     opened = Opened(page, files["wide"])

@@ -259,11 +259,12 @@ function attemptGraph(report) {
           ],
       own.map((id) => {
         const line = report.byId.get(id);
+        const shown = short(line.name ? `${id} ${line.name}` : `${id}`, Math.max(4, Math.floor(step / 6.4)));
         return svg(
           "a",
-          { href: `#checkpoint=${id}`, class: `commit${line.abandoned ? " abandoned" : ""}${line.name ? " savepoint" : ""}`, "aria-label": `${line.kind} ${id}${line.name ? ` ${line.name}` : ""}${line.abandoned ? ", abandoned" : ""}` },
+          { href: `#/checkpoint=${id}`, class: `commit${line.abandoned ? " abandoned" : ""}${line.name ? " savepoint" : ""}`, "aria-label": `${shown}: ${line.kind} ${id}${line.abandoned ? ", abandoned" : ""}` },
           svg("circle", { cx: x(id), cy: at, r: line.name ? 8 : 6 }),
-          svg("text", { x: x(id), y: at - 14, "text-anchor": "middle" }, short(line.name ? `${id} ${line.name}` : `${id}`, Math.max(4, Math.floor(step / 6.4)))),
+          svg("text", { x: x(id), y: at - 14, "text-anchor": "middle" }, shown),
         );
       }),
     );

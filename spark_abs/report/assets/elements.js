@@ -84,7 +84,7 @@ function moment(ms) {
 
 /** Return a link to a checkpoint. */
 function checkpointLink(line, text) {
-  return el("a", { href: `#checkpoint=${line.id}` }, text || `${line.id}${line.name ? ` ${line.name}` : ""}`);
+  return el("a", { href: `#/checkpoint=${line.id}` }, text || `${line.id}${line.name ? ` ${line.name}` : ""}`);
 }
 
 /** Return the mark of an outcome: a sign and a word, not only a colour. */

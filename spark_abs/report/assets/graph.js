@@ -178,19 +178,14 @@ function drawNode(report, node, open) {
   }
   const stage = node.stage;
   const state = barrierState(report, stage, open);
-  const lag = behind(report, stage.name);
   const batch = stage.planned === null ? "no batch yet" : stage.planned !== stage.finished ? `batch ${stage.planned} runs` : `batch ${stage.finished}`;
   const said = state ? { passed: `▌${open.id} passed`, aligning: `▌${open.id} aligning`, awaited: `▌${open.id} awaited` }[state] : "";
   return svg(
     "a",
-    {
-      href: `#stage=${encodeURIComponent(stage.name)}`,
-      class: `node stage ${state}`,
-      "aria-label": `Stage ${stage.name}, ${report.alive ? batch : "not running"}${said ? `, barrier ${open.id} ${state}` : ""}, not read: ${behindText(lag)}`,
-    },
+    { href: `#/stage=${encodeURIComponent(stage.name)}`, class: `node stage ${state}` },
     svg("rect", box),
     svg("rect", { class: "edge-mark", x: node.x, y: node.y + 6, width: 5, height: node.height - 12, rx: 2 }),
-    svg("text", { class: "name", x: node.x + 14, y: node.y + 21 }, short(stage.name, 21)),
+    svg("text", { class: "name", x: node.x + 14, y: node.y + 21 }, `${short(stage.name, 21)} `),
     svg("text", { class: "note", x: node.x + 14, y: node.y + 40 }, short([report.alive ? batch : "", said].filter(Boolean).join(" · ") || "not running", 26)),
   );
 }

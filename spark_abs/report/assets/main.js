@@ -20,14 +20,14 @@ const ui = {
   report: decoded(plain),
   filter: { outcome: "", kind: "", attempt: "", order: "", least: "", text: "", page: 0 },
   go(address) {
-    location.hash = address;
+    location.hash = `/${address}`;
   },
   draw,
 };
 
 /** Return the view in the address and what is chosen in it. */
 function chosenView() {
-  const [name, ...rest] = location.hash.slice(1).split("=");
+  const [name, ...rest] = location.hash.replace(/^#\/?/, "").split("=");
   const view = VIEWS.find(([known]) => known === name) || VIEWS[0];
   let chosen = rest.join("=");
   try {
@@ -67,7 +67,7 @@ function drawFrame(name) {
   $("state").replaceChildren(el("span", { "aria-hidden": "true" }, report.alive ? "● " : "○ "), alive);
   const focused = document.activeElement && $("views").contains(document.activeElement) ? document.activeElement.hash : null;
   $("views").replaceChildren(
-    ...VIEWS.map(([key, title]) => el("a", { href: `#${key}`, "aria-current": key === name ? "page" : null }, title)),
+    ...VIEWS.map(([key, title]) => el("a", { href: `#/${key}`, "aria-current": key === name ? "page" : null }, title)),
   );
   if (focused) {
     const again = $("views").querySelector(`[href="${CSS.escape(focused)}"]`);
@@ -97,8 +97,7 @@ function theme() {
 
 function setTheme(chosen) {
   document.documentElement.dataset.theme = chosen;
-  $("theme").textContent = { system: "◐ system", light: "○ light", dark: "● dark" }[chosen];
-  $("theme").setAttribute("aria-label", `Colours: ${chosen}. Change`);
+  $("theme").textContent = `Colours: ${chosen}`;
   try {
     localStorage.setItem("spark-abs-theme", chosen);
   } catch {

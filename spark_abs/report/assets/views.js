@@ -46,7 +46,7 @@ function openNotice(report) {
   const late = new Set(awaited.map((stage) => stage.name));
   const first = awaited.filter((stage) => !(upstream.get(stage.name) || []).some((other) => late.has(other)));
   const who = first.length
-    ? ["the barrier has not passed ", first.slice(0, 5).map((stage, place) => [place ? ", " : "", el("a", { href: `#stage=${encodeURIComponent(stage.name)}` }, stage.name)]), first.length > 5 ? ` and ${first.length - 5} more` : "", awaited.length > first.length ? `, which ${counted(awaited.length - first.length, "later stage wait", "later stages wait")} for` : ""]
+    ? ["the barrier has not passed ", first.slice(0, 5).map((stage, place) => [place ? ", " : "", el("a", { href: `#/stage=${encodeURIComponent(stage.name)}` }, stage.name)]), first.length > 5 ? ` and ${first.length - 5} more` : "", awaited.length > first.length ? `, which ${counted(awaited.length - first.length, "later stage wait", "later stages wait")} for` : ""]
     : ["its barrier has passed every stage; their state is being copied"];
   return el("p", { class: "notice open" }, el("b", { "aria-hidden": "true" }, "… "), "Open: checkpoint ", checkpointLink(open), ", triggered ", moment(open.triggered_ms), `, for ${duration(Math.max(0, report.made_ms - open.triggered_ms))}: `, who, ".");
 }
@@ -90,7 +90,7 @@ function overview(report) {
       ["Open", count(of("open").length), ""],
       ["Newest completed", latest ? checkpointLink(latest) : "none", latest ? [duration(latest.duration_ms), " · ", bytes(latest.size_full), el("br"), moment(latest.triggered_ms)] : ""],
       ["Newest savepoint", savepoint ? checkpointLink(savepoint) : "none", savepoint ? moment(savepoint.triggered_ms) : ""],
-      ["Last restore", restore ? [el("a", { href: `#checkpoint=${restore.checkpoint}` }, `to ${restore.checkpoint}`)] : "none", restore ? moment(restore.at_ms) : ""],
+      ["Last restore", restore ? [el("a", { href: `#/checkpoint=${restore.checkpoint}` }, `to ${restore.checkpoint}`)] : "none", restore ? moment(restore.at_ms) : ""],
     ]),
     section("Job", graphOf(report)),
     section("Stages", stagesTable(report)),
@@ -107,7 +107,7 @@ function stagesTable(report) {
   const stages = [...report.stages].sort((a, b) => depth.get(a.name) - depth.get(b.name) || a.name.localeCompare(b.name));
   const part = (stage, name) => (parts.has(stage.name) ? parts.get(stage.name)[name] : null);
   const columns = [
-    ["Stage", (stage) => el("a", { href: `#stage=${encodeURIComponent(stage.name)}` }, stage.name)],
+    ["Stage", (stage) => el("a", { href: `#/stage=${encodeURIComponent(stage.name)}` }, stage.name)],
     ["Finished batch", (stage) => count(stage.finished), true],
     ["Begun", (stage) => (stage.planned === stage.finished ? "–" : count(stage.planned)), true],
     ["Not read", (stage) => behindText(behind(report, stage.name)), true],
@@ -252,7 +252,7 @@ function checkpointView(report, chosen, ui) {
         ["Acknowledged", line.stages ? `${count(line.acks || 0)} of ${count(line.stages)} stages` : "–"],
         ["Run", `${count(line.run)}, attempt ${count(line.attempt)}`],
       ]),
-      line.stored ? el("p", {}, el("a", { href: `#undo=${line.id}` }, "What a restore to here would undo"), " · ", el("a", { href: `#compare=${line.id}` }, "Compare with another")) : null,
+      line.stored ? el("p", {}, el("a", { href: `#/undo=${line.id}` }, "What a restore to here would undo"), " · ", el("a", { href: `#/compare=${line.id}` }, "Compare with another")) : null,
     ),
     section(
       "Stages over time",
@@ -267,7 +267,7 @@ function partsTable(parts) {
   const ms = (title, name) => [title, (part) => duration(part[name]), true];
   const size = (title, name) => [title, (part) => bytes(part[name]), true];
   const columns = [
-    ["Stage", (part) => el("a", { href: `#stage=${encodeURIComponent(part.stage)}` }, part.stage)],
+    ["Stage", (part) => el("a", { href: `#/stage=${encodeURIComponent(part.stage)}` }, part.stage)],
     ["Acknowledged", (part) => (part.acked ? el("span", { class: "mark completed" }, "✓ yes") : el("span", { class: "mark aborted" }, "✕ no"))],
     ms("Total", "duration_ms"),
     ms("Own time", "own_ms"),
@@ -280,7 +280,7 @@ function partsTable(parts) {
     size("In flight", "inflight_bytes"),
     size("State", "size_full"),
     size("New", "size_new"),
-    ["", (part) => [part.straggler ? `◀ ${heldUp(part)} ` : "", short(part.detail, 160)]],
+    ["Remark", (part) => [part.straggler ? `◀ ${heldUp(part)} ` : "", short(part.detail, 160)]],
   ];
   return table("Stages of the checkpoint", columns, parts.map((part) => ({ ...part, rowClass: part.straggler ? "strong" : null })));
 }
@@ -326,7 +326,7 @@ function stageView(report, chosen, ui) {
 }
 
 function stageLink(name) {
-  return el("a", { href: `#stage=${encodeURIComponent(name)}` }, name);
+  return el("a", { href: `#/stage=${encodeURIComponent(name)}` }, name);
 }
 
 function channelColumns(title, who) {
@@ -339,7 +339,7 @@ function channelColumns(title, who) {
     ["Bytes", (edge) => bytes(edge.size), true],
     ["Barrier read", (edge) => count(edge.epoch), true],
     ["Barrier waiting", (edge) => count(edge.barrier), true],
-    ["", (edge) => (edge.blocked ? el("span", { class: "mark aborted" }, "blocked") : edge.feedback ? "feedback" : "")],
+    ["Remark", (edge) => (edge.blocked ? el("span", { class: "mark aborted" }, "blocked") : edge.feedback ? "feedback" : "")],
   ];
 }
 
@@ -391,10 +391,10 @@ function attemptsView(report) {
       [
         ["Attempt", (attempt) => attempt.id],
         ["Began", (attempt) => moment(attempt.created_ms)],
-        ["From", (attempt) => (attempt.parent === null ? "the beginning" : ["checkpoint ", el("a", { href: `#checkpoint=${attempt.checkpoint}` }, attempt.checkpoint), attempt.base ? ` (an edit of ${attempt.base})` : "", ` of attempt ${attempt.parent}`])],
+        ["From", (attempt) => (attempt.parent === null ? "the beginning" : ["checkpoint ", el("a", { href: `#/checkpoint=${attempt.checkpoint}` }, attempt.checkpoint), attempt.base ? ` (an edit of ${attempt.base})` : "", ` of attempt ${attempt.parent}`])],
         ["Completed", (attempt) => count((done.get(attempt.id) || []).length), true],
         ["Abandoned", (attempt) => count((done.get(attempt.id) || []).filter((line) => line.abandoned).length), true],
-        ["", (attempt) => `${attempt.current ? "on the current path" : "left by a restore"}${attempt.ready ? "" : ", its restore is not finished"}`],
+        ["Path", (attempt) => `${attempt.current ? "on the current path" : "left by a restore"}${attempt.ready ? "" : ", its restore is not finished"}`],
       ],
       [...report.attempts].reverse(),
     )),
@@ -417,9 +417,9 @@ function attemptsView(report) {
         ["Time", (event) => moment(event.at_ms)],
         ["Event", (event) => event.event],
         ["Run", (event) => count(event.run), true],
-        ["Checkpoint", (event) => (event.checkpoint === null ? "–" : el("a", { href: `#checkpoint=${event.checkpoint}` }, event.checkpoint)), true],
+        ["Checkpoint", (event) => (event.checkpoint === null ? "–" : el("a", { href: `#/checkpoint=${event.checkpoint}` }, event.checkpoint)), true],
         ["Stage", (event) => event.stage || "–"],
-        ["", (event) => short(event.text, 300)],
+        ["What", (event) => short(event.text, 300)],
       ],
       [...report.events].reverse(),
       "No event is recorded.",
@@ -567,7 +567,7 @@ function compareView(report, chosen, ui) {
       el("form", { class: "filters" },
         field("From", cutChoice(report, "from", first, (value) => ui.go(`compare=${value},${second}`))),
         field("To", cutChoice(report, "to", second, (value) => ui.go(`compare=${first},${value}`)))),
-      table("The two checkpoints", [["", (row) => row[0]], [`${first}`, (row) => row[1](one), true], [`${second}`, (row) => row[1](two), true], ["Difference", (row) => row[2](), true]], facts),
+      table("The two checkpoints", [["Fact", (row) => row[0]], [`${first}`, (row) => row[1](one), true], [`${second}`, (row) => row[1](two), true], ["Difference", (row) => row[2](), true]], facts),
     ),
     section("Stages", table(
       "Stages in both",
@@ -580,7 +580,7 @@ function compareView(report, chosen, ui) {
         ["Files", (pair) => (pair.before && pair.after ? delta(count, pair.before.files, pair.after.files) : "–"), true],
         ["Duration", (pair) => delta(duration, took(ofOne, pair.key), took(ofTwo, pair.key)), true],
         ["Watermark", (pair) => (pair.before && pair.after && pair.before.watermark_ms && pair.after.watermark_ms ? delta(duration, pair.before.watermark_ms, pair.after.watermark_ms) : "–"), true],
-        ["", changed],
+        ["Change", changed],
       ],
       stages,
     )),
