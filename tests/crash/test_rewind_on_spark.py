@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,8 @@ def running(name: str, base: Path, log: Path) -> Iterator[subprocess.Popen[bytes
         try:
             yield process
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it may have ended by itself
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
