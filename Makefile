@@ -111,19 +111,11 @@ $(VENV)/.installed-page: $(VENV)/.installed
 	  { cat $@.log; exit 1; }; done
 	@touch $@
 
-# What differs between versions of Spark, on those that are not SPARK; then a root that goes through all of them.
+# What differs between versions of Spark, on each of them; then a root that goes through all of them. At the end the
+# matrix of features and versions is printed.
 OLDER := 4.0 4.1
-ON_OLDER := tests/spark/test_gate.py tests/spark/test_job_life.py tests/spark/test_session.py \
-  tests/spark/test_stored_shapes.py tests/spark/test_state_functions.py tests/spark/test_wrapped.py \
-  tests/spark/test_restore.py tests/spark/test_delta_tables.py tests/spark/test_databricks.py \
-  tests/crash/test_functions.py tests/crash/test_leftovers.py tests/spark/test_guide_code.py
-# Two pages of the guide change state, which needs Spark 4.2. pyspark before 4.2 leaves a socket open with each
-# collect().
 test-versions: venv $(OLDER:%=$(VENV)/versions/%/.installed)
-	@for line in $(OLDER); do echo "pytest on Spark $$line" && \
-	  PYSPARK_PYTHON=$(abspath $(VENV))/versions/$$line/bin/python $(VENV)/versions/$$line/bin/python -m pytest -n 2 \
-	  -W "ignore:unclosed:ResourceWarning" -k "not rescaling.md and not state-as-data.md" $(ON_OLDER) || exit 1; done
-	@echo "pytest tests/versions" && $(BIN)/python -m pytest tests/versions
+	@$(BIN)/python -m tests.versions.run
 
 # The version is a constraint: without, pip fetches each newer Spark, 435 MB, before it takes the wanted one.
 $(VENV)/versions/%/.installed: $(VENV)/.installed

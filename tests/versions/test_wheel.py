@@ -7,12 +7,16 @@ import shutil
 import subprocess
 import sys
 import venv
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from spark_abs.spark.versions import SUPPORTED
 from tests.root_support import SmallJob
-from tests.versions.test_carried_root import HERE, python_of
+from tests.versions.recorder import SPARK
+from tests.versions.run import python_of
+from tests.versions.test_carried_root import HERE
 
 SHIPPED = ("spark_abs", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 
@@ -50,8 +54,9 @@ def test_commands_answer_where_there_is_no_spark(wheel: Path, tmp_path: Path) ->
     assert job.rows() == [1]
 
 
-@pytest.mark.parametrize("line", ["4.0", "4.1"])
-def test_a_spark_that_is_there_stays(wheel: Path, line: str) -> None:
-    planned = pip(python_of(line), "install", "--quiet", "--dry-run", "--report", "-", f"{wheel}[spark]")
-    names = {one["metadata"]["name"].lower().replace("_", "-") for one in json.loads(planned)["install"]}
-    assert names <= {"spark-abs"}
+def test_a_spark_that_is_there_stays(wheel: Path, record_property: Callable[[str, object], None]) -> None:
+    for line in SUPPORTED:
+        record_property(SPARK, line)
+        planned = pip(python_of(line), "install", "--quiet", "--dry-run", "--report", "-", f"{wheel}[spark]")
+        names = {one["metadata"]["name"].lower().replace("_", "-") for one in json.loads(planned)["install"]}
+        assert names <= {"spark-abs"}
