@@ -13,6 +13,7 @@ from spark_abs.codec import to_plain
 from spark_abs.model import RunKind
 from spark_abs.observe.headline import headline
 from spark_abs.observe.status import JobStatus, StageStatus, job_status, lease_timeout_ms
+from spark_abs.protocol.control import WATCHED_JOB
 from spark_abs.snapshots.layout import END_OF_TIME_MS
 from spark_abs.store.activity import Backlog, Phase, StageActivity, phase_said
 from spark_abs.store.root import Root
@@ -116,6 +117,9 @@ def _pairs(found: JobStatus, now_ms: int) -> Iterator[tuple[str, str]]:
         yield "last completed", f"{found.last.id}, {duration(found.last.age_ms)} ago{damage}"
     else:
         yield "last completed", "none"
+    if found.oldest_age_ms is not None:
+        rows = "" if found.job == WATCHED_JOB else ": channels keep their rows since then"
+        yield "kept", f"{found.kept}, the oldest from {duration(found.oldest_age_ms)} ago{rows}"
     if found.last_aborted is not None:
         aborted = found.last_aborted
         yield (

@@ -150,6 +150,10 @@ class JobStatus:
     """None if the newest run has completed a checkpoint since its last failed one."""
     told_ms: int | None = None
     """The age of what the live run tells of its stages; None if it tells nothing."""
+    kept: int = 0
+    """Completed checkpoints and savepoints that are kept, those that a restore abandoned included."""
+    oldest_age_ms: int | None = None
+    """The age of the oldest of them: channels keep their rows since then. None if there is none."""
 
 
 def job_status(root: Root, now_ms: int, lease_timeout_ms: int) -> JobStatus:
@@ -164,7 +168,8 @@ def job_status(root: Root, now_ms: int, lease_timeout_ms: int) -> JobStatus:
     if run is not None and run.ended == "restored":  # by a version that did not record the kind
         run = replace(run, kind=RunKind.RESTORE)
     last: CheckpointRow | None = None
-    for row in checkpoint_rows(root, now_ms):
+    rows = checkpoint_rows(root, now_ms)
+    for row in rows:
         if row.id is not None and row.attempt is not None and state.on_path(row.attempt, row.id):
             last = row
     manifest, damage = _manifest(root, state.job, last)
@@ -192,6 +197,8 @@ def job_status(root: Root, now_ms: int, lease_timeout_ms: int) -> JobStatus:
         stages=_with_activity(stages, activity),
         aborted=None if run is None or history is None else _aborted(history, run.id),
         told_ms=None if activity is None else max(0, now_ms - activity.at_ms),
+        kept=len(rows),
+        oldest_age_ms=max((row.age_ms for row in rows if row.age_ms is not None), default=None),
     )
 
 

@@ -52,6 +52,8 @@ def test_cuts_are_kept_listed_and_gone_back_to(world: WatchedWorld) -> None:
     status = json.loads(call("status", root, "--output", "json").stdout)
     assert status["job"] == "watched-queries"
     assert status["alive"] is None
+    assert status["kept"] == len(rows)
+    assert f" {len(rows)}, the oldest from" in call("status", root).stdout
     assert "nothing is damaged" in call("verify", root).stdout
     assert "nothing is damaged" in call("verify", root, cut).stdout
     given = ["--checkpoints", f"{world.base}/c/*", "--tables", f"{world.base}/t/*", "--root", root]
