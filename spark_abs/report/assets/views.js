@@ -75,6 +75,7 @@ function overview(report) {
   const lines = report.checkpoints;
   const of = (outcome) => lines.filter((line) => line.outcome === outcome);
   const completed = of("completed");
+  const finished = completed.length + of("aborted").length;
   const latest = newest(report, (line) => line.outcome === "completed" && !line.edited);
   const failed = newest(report, (line) => line.outcome === "aborted");
   const savepoint = newest(report, (line) => line.outcome === "completed" && line.kind !== "checkpoint");
@@ -84,8 +85,8 @@ function overview(report) {
     notices(report),
     openNotice(report),
     cards([
-      ["Checkpoints", count(lines.length), more || `${counted(lines.filter((line) => line.stored).length, "one is", "are")} stored`],
-      ["Completed", count(completed.length), `${((100 * completed.length) / Math.max(1, completed.length + of("aborted").length)).toFixed(1)} % of the finished`],
+      ["Checkpoints", count(lines.length), more || `${count(lines.filter((line) => line.stored).length)} stored`],
+      ["Completed", count(completed.length), finished ? `${((100 * completed.length) / finished).toFixed(1)} % of the finished` : "none has finished"],
       ["Aborted", count(of("aborted").length), failed ? ["newest: ", checkpointLink(failed), ` ${failed.reason}`] : "none", failed ? "warn" : ""],
       ["Open", count(of("open").length), ""],
       ["Newest completed", latest ? checkpointLink(latest) : "none", latest ? [duration(latest.duration_ms), " · ", bytes(latest.size_full), el("br"), moment(latest.triggered_ms)] : ""],
