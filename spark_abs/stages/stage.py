@@ -235,8 +235,9 @@ class StageRunner:
         self._read = planned.before
         before = {position.channel: position.version for position in planned.before}
         for position in planned.after:
-            if position.version > before.get(position.channel, position.version):
-                self._moved[position.channel] = now
+            channel, since = position.channel, before.get(position.channel, position.version)
+            if self._unread is not None and self._unread.has_rows(channel, since, position.version):
+                self._moved[channel] = now
         if planned.facts.watermark_ms != self._watermark[0]:
             self._watermark = planned.facts.watermark_ms, now
 

@@ -73,6 +73,12 @@ class Unread:
                 if entry.files and entry.version > last:
                     counted.add(_Written(entry.version, entry.rows, entry.size, now))
 
+    def has_rows(self, channel: ChannelId, after: Version, until: Version) -> bool:
+        """Say whether counted entries with rows lie between two entries: barriers move a position, too."""
+        with self._lock:
+            counted = self._channels.get(channel)
+            return counted is not None and any(after < one.version <= until for one in counted.entries)
+
     def after(self, position: Position, moved_ms: int | None = None) -> Backlog:
         """Return what a stage at a position has not read; what cannot be read of a log is left out."""
         with self._lock:

@@ -146,6 +146,14 @@ def test_a_log_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
     assert unread.after(position(CHANNEL, 3)).rows == 2
 
 
+def test_an_entry_without_rows_is_no_row_that_was_read(tmp_path: Path) -> None:
+    unread = counted(Root(str(tmp_path)))
+    unread.wrote({CHANNEL: entry(4, 2)})
+    unread.wrote({CHANNEL: entry(5, 0)})
+    assert unread.has_rows(CHANNEL, Version(3), Version(5))
+    assert not unread.has_rows(CHANNEL, Version(4), Version(5)), "a barrier"
+
+
 @pytest.mark.parametrize(
     ("without_cut", "first"),
     [
