@@ -27,6 +27,7 @@ def test_what_is_put_before_is_handled_when_it_is_said_to_be() -> None:
     coordination._events, coordination._stages = queue.SimpleQueue(), {}
     coordination._commands_ms = coordination._beat_ms = steady_ms() + 3_600_000
     coordination._ctx, coordination._handle = SimpleNamespace(), handle
+    coordination._coordinator = SimpleNamespace(pending=())
     thread = threading.Thread(target=coordination._run, daemon=True)
     thread.start()
     stopping = protocol.StatusChanged(steady_ms(), RunStatus.STOPPING)
