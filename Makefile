@@ -94,6 +94,10 @@ $(VENV)/.installed-stores: $(VENV)/.installed tests/stores/gcs/main.go tests/sto
 	@cd tests/stores/gcs && go build -o $(STORES)/gcs-server . >$(abspath $@.log) 2>&1 || { cat $(abspath $@.log); exit 1; }
 	@curl -sf --output-dir $(STORES) -O https://repo1.maven.org/maven2/com/google/cloud/bigdataoss/gcs-connector/$(GCS)/gcs-connector-$(GCS)-shaded.jar || \
 	  { echo "Maven Central must be reachable once: gcs-connector $(GCS) did not come"; exit 1; }
+	@echo "fetching Hadoop's connectors"
+	@for name in S3 AZURE; do $(BIN)/python -c "import spark_abs as s; \
+	  s.spark_session('set-up', 'local[1]', packages=[s.$${name}_CONNECTOR]).stop()" >>$@.log 2>&1 || \
+	  { cat $@.log; exit 1; }; done
 	@touch $@
 
 # The page in Chromium, with axe's rules of accessibility.
@@ -105,10 +109,6 @@ $(VENV)/.installed-page: $(VENV)/.installed
 	@echo "installing what drives a browser"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test-page]' pyspark==$(SPARK)
 	@npm install --prefix $(VENV)/page --no-save --no-audit --no-fund --loglevel=error axe-core@4.14.1
-	@echo "fetching Hadoop's connectors"
-	@for name in S3 AZURE; do $(BIN)/python -c "import spark_abs as s; \
-	  s.spark_session('set-up', 'local[1]', packages=[s.$${name}_CONNECTOR]).stop()" >>$@.log 2>&1 || \
-	  { cat $@.log; exit 1; }; done
 	@touch $@
 
 # What differs between versions of Spark, on each of them; then a root that goes through all of them. At the end the
