@@ -173,6 +173,7 @@ def test_the_page_is_used_by_keyboard(browser: Browser, files: Files) -> None:
     page.keyboard.press("Enter")
     assert page.locator("[aria-current=page]").inner_text() == "History"
     assert page.evaluate("document.activeElement.textContent") == "History", "the focus stays where it is"
+    page.locator("[data-key=outcome]").focus()
     page.locator("[data-key=outcome]").select_option("abandoned")
     assert page.locator("main tbody tr:has(a)").count() == 2
     assert page.evaluate("document.activeElement.dataset.key") == "outcome"
