@@ -107,7 +107,7 @@ def test_a_function_that_outlasts_every_checkpoint_is_named_first(
     assert not judged.healthy
     assert "no checkpoint was ever completed" in judged.line
     held = 'spark_abs_stage_holds_checkpoint_up{job="shop",stage="tell"} 1'
-    eventually(run, lambda: held in read_metrics(root, now_ms()), "the metric of the stage, while one is open")
+    eventually(run, lambda: held in read_metrics(root, now_ms()), "the metric while one is open")
 
     def unread() -> int:
         activity = shop.tell().activity
