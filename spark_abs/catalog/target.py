@@ -156,9 +156,7 @@ def _refuse_ambiguous(storage: Storage, text: str, found: TableTarget) -> None:
     beside = storage.place(location_of(text)) if "`" not in text else None
     if beside is None or same_place(beside.uri, found.uri):
         return
-    try:
-        Table.open(beside)
-    except FileNotFoundError:
+    if Table.find(beside) is None:
         return
     assert found.name is not None
     short = TableName((*found.name.namespace, found.name.table)).sql

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -31,7 +30,7 @@ def with_adoptions(job: JobSpec, checkpoints: Sequence[Place]) -> JobSpec:
     writes = [
         (sink.source.stage, table)
         for sink in job.sinks
-        if sink.table is not None and (table := _table(job.root.storage.place(sink.table))) is not None
+        if sink.table is not None and (table := Table.find(job.root.storage.place(sink.table))) is not None
     ]
     stages: dict[StageId, StageSpec] = dict(job.stages)
     given: dict[StageId, Place] = {}
@@ -66,9 +65,3 @@ def savepoint_of(root: Root, name: str) -> CheckpointId | None:
         return None
     completed = list_manifests(root, Control.open(root).state.job).completed
     return max((s.id for s in completed if s.name == name), default=None)
-
-
-def _table(place: Place) -> Table | None:
-    with suppress(FileNotFoundError):
-        return Table.open(place)
-    return None

@@ -449,10 +449,7 @@ def _sinks(job: JobSpec, stage: StageId) -> list[SinkSpec]:
 
 def _table(root: Root, sink: SinkSpec) -> Table | None:
     assert sink.table is not None
-    try:
-        return Table.open(root.storage.place(sink.table))
-    except FileNotFoundError:
-        return None
+    return Table.find(root.storage.place(sink.table))
 
 
 def _writer(state: ControlState, sink: SinkSpec) -> SinkWriter:

@@ -140,8 +140,7 @@ def _producer(job: JobSpec, channel: ChannelId) -> StageId | None:
 def _table(root: Root, sinks: Sequence[SinkSpec], table_id: str) -> Table | None:
     for sink in sinks:
         assert sink.table is not None
-        with suppress(FileNotFoundError):
-            table = Table.open(root.storage.place(sink.table))
-            if table.id == table_id:
-                return table
+        table = Table.find(root.storage.place(sink.table))
+        if table is not None and table.id == table_id:
+            return table
     return None

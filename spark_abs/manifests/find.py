@@ -137,10 +137,8 @@ def open_existing(root: Root, job: str) -> Checkpoints | None:
         DamageError: the table's log is damaged.
         OSError: the store cannot be read now.
     """
-    try:
-        return Checkpoints(root, job, Table.open(root.place(PATH)))
-    except FileNotFoundError:
-        return None
+    table = Table.find(root.place(PATH))
+    return None if table is None else Checkpoints(root, job, table)
 
 
 def list_manifests(root: Root, job: str) -> ManifestListing:

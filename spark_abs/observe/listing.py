@@ -111,9 +111,7 @@ def event_table(root: Root, limit: int | None = None) -> pa.Table:
         DamageError: the history cannot be read.
     """
     Control.open(root)
-    try:
-        Table.open(root.place(PATH))
-    except FileNotFoundError:
+    if Table.find(root.place(PATH)) is None:
         return history.SCHEMA.empty_table()
     events = History(root).read()
     return events if limit is None else events.slice(max(0, events.num_rows - limit))

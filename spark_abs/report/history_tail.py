@@ -45,9 +45,8 @@ class HistoryTail:
             OSError: the store cannot be read now.
         """
         if self._table is None:
-            try:
-                self._table = Table.open(self._root.place(PATH))
-            except FileNotFoundError:
+            self._table = Table.find(self._root.place(PATH))
+            if self._table is None:
                 return self._events
         else:
             self._table.refresh()

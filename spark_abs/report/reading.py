@@ -204,9 +204,8 @@ class _Stored:
     def listed(self) -> tuple[tuple[Summary, ...], tuple[DamagedRow, ...]]:
         """Return the stored checkpoints by id, and the rows that are damaged."""
         if self._table is None:
-            try:
-                self._table = Table.open(self._root.place(PATH))
-            except FileNotFoundError:
+            self._table = Table.find(self._root.place(PATH))
+            if self._table is None:
                 return (), ()
         else:
             self._table.refresh()

@@ -108,10 +108,7 @@ def _by_table(root: Root, records: Iterable[_Record]) -> Iterator[_Found]:
     found: dict[str, _Found] = {}
     for location in sorted(by_location):
         place, mine = root.storage.place(location), tuple(by_location[location])
-        try:
-            table: Table | None = Table.open(place)
-        except FileNotFoundError:
-            table = None
+        table = Table.find(place)
         key = location if table is None else table.id
         before = found.get(key)
         records = (*before.records, *mine) if before else mine

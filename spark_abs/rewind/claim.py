@@ -42,10 +42,8 @@ _FREE = Claim("")
 
 def claim_of(place: Place) -> Claim | None:
     """Return the claim on a checkpoint directory, None if there is none."""
-    try:
-        return _held(Table.open(place.below(CLAIMS)))
-    except FileNotFoundError:
-        return None
+    table = Table.find(place.below(CLAIMS))
+    return None if table is None else _held(table)
 
 
 def _held(table: Table) -> Claim | None:
@@ -116,11 +114,8 @@ def release(place: Place, rewind: str) -> None:
 
 
 def _if_there(place: Place, decide: Callable[[Table], Commit | None]) -> None:
-    try:
-        table = Table.open(place.below(CLAIMS))
-    except FileNotFoundError:
-        return
-    table.commit(decide)
+    if (table := Table.find(place.below(CLAIMS))) is not None:
+        table.commit(decide)
 
 
 def _commit(claim: Claim) -> Commit:

@@ -115,10 +115,9 @@ def read_table(place: Place, queries: Sequence[QueryFacts], until: int | None = 
         UsageError: there is no table.
         DamageError: its log is damaged.
     """
-    try:
-        table = Table.open(place)
-    except FileNotFoundError:
-        raise UsageError(f"there is no Delta table at {place}") from None
+    table = Table.find(place)
+    if table is None:
+        raise UsageError(f"there is no Delta table at {place}")
     version = table.version if until is None else until
     transactions = {query.id: table.transaction(query.id) for query in queries}
     latest = {query: batch for query, batch in transactions.items() if batch is not None}

@@ -21,7 +21,6 @@ from spark_abs.model import (
 from spark_abs.sinks.delta.commit_metadata import SinkMetadata
 from spark_abs.sinks.delta.sink_log import SinkLog
 from spark_abs.store.root import Root
-from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
 
 
@@ -91,17 +90,10 @@ def open_logs(
     """
     found: list[ChannelLog | SinkLog | None] = []
     for output in channels:
-        table = _opened(root.place(root.channel(channel_id(stage, output))))
+        table = Table.find(root.place(root.channel(channel_id(stage, output))))
         app = app_id(job, stage, output, attempt)
         found.append(None if table is None else ChannelLog(table, app, attempt))
     for sink, uri in sinks.items():
-        table = _opened(root.storage.place(uri))
+        table = Table.find(root.storage.place(uri))
         found.append(None if table is None else SinkLog(table, writer(stage, sink)))
     return tuple(found)
-
-
-def _opened(place: Place) -> Table | None:
-    try:
-        return Table.open(place)
-    except FileNotFoundError:
-        return None

@@ -56,11 +56,7 @@ class WatchedTables:
         return tuple(map(self._version, self._tables))
 
     def _is_there(self, target: TableTarget) -> bool:
-        try:
-            Table.open(self._storage.place(target.uri))
-        except FileNotFoundError:
-            return False
-        return True
+        return Table.find(self._storage.place(target.uri)) is not None
 
     def _said(self, target: TableTarget, batch: BatchId) -> str:
         expected = f"a Delta table at {target.uri}"
@@ -75,9 +71,8 @@ class WatchedTables:
 
     def _version(self, target: TableTarget) -> OutputVersion:
         place = self._storage.place(target.uri)
-        try:
-            table = Table.open(place)
-        except FileNotFoundError:
+        table = Table.find(place)
+        if table is None:
             return OutputVersion(
                 self._stage, "table", table=place.uri, table_id="", version=None, name=target.said
             )

@@ -187,10 +187,8 @@ def _open_or_make(root: Root, missing: str) -> Table:
         OSError: the store cannot be read now.
     """
     place = root.place(PATH)
-    try:
-        return Table.open(place)
-    except FileNotFoundError:
-        pass
+    if (table := Table.find(place)) is not None:
+        return table
     try:
         return Table.ensure(place, SCHEMA)
     except (OSError, DeltaError) as error:  # FileNotFoundError: it is not there after it was made

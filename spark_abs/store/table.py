@@ -79,6 +79,14 @@ class Table:
             raise DamageError(f"the Delta log at {place} cannot be read: {error}") from error
 
     @classmethod
+    def find(cls, place: Place) -> Table | None:
+        """Open a table; None if there is none. Other errors as for `open`."""
+        try:
+            return cls.open(place)
+        except FileNotFoundError:
+            return None
+
+    @classmethod
     def ensure(
         cls, place: Place, schema: pa.Schema, configuration: Mapping[str, str] = LOG_PROPERTIES
     ) -> Table:

@@ -119,9 +119,8 @@ def came(stage: StageId, target: TableTarget, attempt: AttemptId, storage: Stora
 
 def _attached(stage: StageId, target: TableTarget, state: ControlState, storage: Storage) -> AttachedSink:
     place, name, attempt = storage.place(target.uri), target.said, state.attempt.id
-    try:
-        table = Table.open(place)
-    except FileNotFoundError:
+    table = Table.find(place)
+    if table is None:
         return AttachedSink(stage, stage, place.uri, "", NO_TABLE, name=name, attempt=attempt)
     # A run may have been killed before it recorded the table that its function had created.
     before = [s.table_id for s in state.sinks if s.stage == stage and name and s.name == name]
@@ -214,9 +213,8 @@ def refuse_older(manifest: Manifest | None, stage: StageId, state: ControlState,
     for output in part.outputs:
         if output.kind != "table" or output.version is None:
             continue
-        try:
-            table = Table.open(storage.place(output.table))
-        except FileNotFoundError:
+        table = Table.find(storage.place(output.table))
+        if table is None:
             log.warning("table %s of query %s is gone since its newest checkpoint", output.table, stage)
             continue
         if table.id != output.table_id:
