@@ -208,7 +208,7 @@ def _unfinished(out: Output, given: Given, yes: bool, undo_others: bool) -> bool
     from spark_abs.rewind.query import unfinished
     from spark_abs.rewind.undo import finish
 
-    held = next((found for place in given[0] if (found := unfinished(place)) is not None), None)
+    held = unfinished(given[0])
     if held is None:
         return False
     if not (yes or confirmed(out, f"Rewind {held.rewind} is not finished. Finish it?")):

@@ -20,7 +20,6 @@ from spark_abs.rewind.claim import Claim
 from spark_abs.rewind.directory import (
     bring_back,
     check_sources,
-    checked,
     least_number,
     lift_fence,
     occupy,
@@ -28,19 +27,19 @@ from spark_abs.rewind.directory import (
     vacate,
 )
 from spark_abs.rewind.journal import (
-    DIRECTORY,
-    Failpoint,
     Fence,
     Journal,
     Mark,
     TableGoal,
     mark_of,
+    top_of,
 )
 from spark_abs.rewind.kept import KeptCut, bring, forget_brought, require_whole
 from spark_abs.rewind.plan import RewindPlan
 from spark_abs.sinks.delta.changes import commits_since
 from spark_abs.sinks.delta.rollback import missing
 from spark_abs.snapshots.capture import CaptureIncomplete, capture
+from spark_abs.store.failpoint import Failpoint
 from spark_abs.store.log import LogCommit
 from spark_abs.store.storage import Place, Storage
 from spark_abs.store.table import Commit, Table
@@ -156,7 +155,7 @@ def begin(
             occupy(places[query.uri], query, journal.rewind)
         if kept is not None:
             for place in places.values():
-                bring(kept, place, f"{DIRECTORY}/{checked(journal.rewind)}")
+                bring(kept, place, top_of(journal.rewind))
                 at("copied")
         write_journal(journal, storage)
         at("journal")
@@ -170,12 +169,12 @@ def begin(
 def write_journal(journal: Journal, storage: Storage) -> None:
     """Write the plan of a rewind, in place of an earlier one of the same id."""
     first = storage.place(journal.queries[0].uri)
-    first.write(f"{DIRECTORY}/{checked(journal.rewind)}/journal.json", to_json(journal).encode())
+    first.write(f"{top_of(journal.rewind)}/journal.json", to_json(journal).encode())
 
 
 def journal_of(first: Place, rewind: str) -> Journal | None:
     """Read the plan of a rewind from the directory that has it; None if that is another one."""
-    found = first.read(f"{DIRECTORY}/{checked(rewind)}/journal.json")
+    found = first.read(f"{top_of(rewind)}/journal.json")
     return None if found is None else from_json(Journal, found)
 
 
@@ -185,7 +184,7 @@ def withdraw(held: Claim | Fence, storage: Storage) -> bool:
     if not claim.withdraw(places[0], held.rewind):
         return False
     for place in places:
-        forget_brought(place, f"{DIRECTORY}/{checked(held.rewind)}")
+        forget_brought(place, top_of(held.rewind))
         vacate(place, held.rewind)
         lift_fence(place, held.rewind)
         claim.release(place, held.rewind)
@@ -195,7 +194,7 @@ def withdraw(held: Claim | Fence, storage: Storage) -> bool:
 def carry_out(journal: Journal, storage: Storage, at: Failpoint) -> None:
     """Do what is left of a rewind that has begun."""
     places = [storage.place(query.uri) for query in journal.queries]
-    done = f"{DIRECTORY}/{checked(journal.rewind)}/done"
+    done = f"{top_of(journal.rewind)}/done"
     if places[0].read(done) is None:
         numbers = {query.uri: query.number for query in journal.queries}
         versions = {}

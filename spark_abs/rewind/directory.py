@@ -19,11 +19,11 @@ from spark_abs.codec import to_json
 from spark_abs.errors import DamageError, Refused
 from spark_abs.model import BatchId, Version, checked_relative
 from spark_abs.rewind.files import advanced_source_log, newer
-from spark_abs.rewind.journal import DIRECTORY, FENCE, MARK, Failpoint, Fence, Journal, QueryGoal, Rewound
+from spark_abs.rewind.journal import DIRECTORY, FENCE, MARK, Fence, Journal, QueryGoal, Rewound, top_of
 from spark_abs.rewind.kept import KEPT, brought
-from spark_abs.rewind.query import fence_of, jumped, newest_planned
+from spark_abs.rewind.query import fence_of, jumped
 from spark_abs.rewind.state import chains, copies, empty_base, raised_lineage, with_lineage_of
-from spark_abs.snapshots.capture import Captured, capture
+from spark_abs.snapshots.capture import Captured, capture, newest_batch
 from spark_abs.snapshots.layout import (
     OffsetFile,
     file_source_offset,
@@ -32,19 +32,8 @@ from spark_abs.snapshots.layout import (
     with_settings,
 )
 from spark_abs.snapshots.materialise import METADATA
+from spark_abs.store.failpoint import Failpoint
 from spark_abs.store.storage import Place
-
-
-def checked(rewind: str) -> str:
-    """Return the id of a rewind, which names a directory.
-
-    Raises:
-        DamageError: it does not.
-    """
-    name = checked_relative(rewind)
-    if "/" in name:
-        raise DamageError(f"{rewind!r} is not the id of a rewind")
-    return name
 
 
 class Files:
@@ -52,7 +41,7 @@ class Files:
 
     def __init__(self, place: Place, rewind: str) -> None:
         self.place = place
-        self._top = f"{DIRECTORY}/{checked(rewind)}"
+        self._top = top_of(rewind)
         self._kept = f"{self._top}/files"
 
     def listed(self) -> list[str]:
@@ -77,7 +66,7 @@ class Files:
         for path in self.listed() if goal.moves else ():
             if newer(path, goal.before, goal.logs):
                 at("forget")
-                remove(self.place, path)
+                self.place.remove(path)
 
     def put_in(self, at: Failpoint) -> None:
         """Move the files of a kept cut to their places, what is there to the copies."""
@@ -95,11 +84,11 @@ class Files:
     def take_out(self) -> None:
         """Delete the files of a kept cut of which there were none; called when the copies are back."""
         for path in brought(self.place, self._top).new:
-            remove(self.place, checked_relative(path))
+            self.place.remove(checked_relative(path))
 
     def forget_record(self) -> None:
         """Take away the record of the rewind: the directory is as it was before."""
-        remove(self.place, f"{self._top}/rewound.json")
+        self.place.remove(f"{self._top}/rewound.json")
 
     def take_away(self, path: str) -> None:
         """Move a file to the copies, if another call has not."""
@@ -114,7 +103,7 @@ class Files:
         if now is not None and not self.place.below(f"{self._kept}/{path}").exists():
             self.place.write(f"{self._kept}/{path}", now)
         directory, _, name = path.rpartition("/")
-        remove(self.place, f"{directory}/.{name}.crc")
+        self.place.remove(f"{directory}/.{name}.crc")
         self.place.write(path, text.encode())
 
     def text(self, path: str) -> str:
@@ -143,8 +132,8 @@ class Files:
 def put_fence(place: Place, fence: Fence) -> None:
     """Make sure that Spark cannot start the query of a directory."""
     # A store that tears a file loses the id: this copy has it.
-    place.write(f"{DIRECTORY}/{checked(fence.rewind)}/{METADATA}", fence.metadata.encode())
-    remove(place, f".{METADATA}.crc")  # it would not be that of the new file
+    place.write(f"{top_of(fence.rewind)}/{METADATA}", fence.metadata.encode())
+    place.remove(f".{METADATA}.crc")  # it would not be that of the new file
     place.write(METADATA, f"{FENCE}\n{to_json(fence)}".encode())
 
 
@@ -170,20 +159,14 @@ def occupy(place: Place, goal: QueryGoal, rewind: str) -> None:
 
 def vacate(place: Place, rewind: str) -> None:
     """Give that number back: the rewind does not take place."""
-    path = f"offsets/{newest_planned(place)}"
+    path = f"offsets/{newest_batch(place, 'offsets')}"
     if _is_occupied(place, path, rewind):
-        remove(place, path)
+        place.remove(path)
 
 
 def _is_occupied(place: Place, path: str, rewind: str) -> bool:
     data = place.read(path)
     return data is not None and parse_offsets(data.decode()).conf.get(MARK) == rewind
-
-
-def remove(place: Place, path: str) -> None:
-    """Delete a file, if it is there."""
-    with suppress(FileNotFoundError):
-        place.fs.delete_file(f"{place.path}/{path}")
 
 
 def least_number(query: QueryGoal, paths: Iterable[str]) -> int:
@@ -237,7 +220,7 @@ def bring_back(
         versions: table to the version that the rewind has made.
         at: called with the name of each point where a kill is tried.
     """
-    record = f"{DIRECTORY}/{checked(journal.rewind)}/rewound.json"
+    record = f"{top_of(journal.rewind)}/rewound.json"
     if place.read(record) is not None:
         return
     if query.moves:

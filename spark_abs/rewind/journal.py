@@ -10,15 +10,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spark_abs.codec import from_json
 from spark_abs.errors import DamageError
-from spark_abs.model import FORMAT
+from spark_abs.model import FORMAT, checked_relative
 
-Failpoint = Callable[[str], None]
-"""Called with the name of each point where a kill is tried."""
 DIRECTORY = "_rewind"
 PURGED = "purged"
 """A file beside the record of a rewind: the files that it had kept are deleted, or about to be."""
@@ -26,6 +24,18 @@ MARK = "spark.abs.rewind"
 """A setting in the offsets of a batch that is none: no driver of an earlier time can plan this number."""
 FENCE = "A rewind of this query is not finished. Call the same `spark-abs rewind` again, which finishes it."
 """The first line of `metadata` while a rewind works; the fence follows as JSON."""
+
+
+def top_of(rewind: str) -> str:
+    """Return the directory of a rewind, relative to a checkpoint directory.
+
+    Raises:
+        DamageError: `rewind`, which may come from a file, is not the id of one.
+    """
+    name = checked_relative(rewind)
+    if "/" in name:
+        raise DamageError(f"{rewind!r} is not the id of a rewind")
+    return f"{DIRECTORY}/{name}"
 
 
 @dataclass(frozen=True, slots=True)

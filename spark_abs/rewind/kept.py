@@ -6,7 +6,6 @@ same, byte for byte: the file has the query's id.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -191,10 +190,8 @@ def brought(place: Place, top: str) -> Brought:
 def forget_brought(place: Place, top: str) -> None:
     """Delete the copies of a rewind that was withdrawn."""
     for path in brought(place, top).files:
-        with contextlib.suppress(FileNotFoundError):
-            place.fs.delete_file(f"{place.path}/{top}/{KEPT}/{path}")
-    with contextlib.suppress(FileNotFoundError):
-        place.fs.delete_file(f"{place.path}/{top}/{_BROUGHT}")
+        place.remove(f"{top}/{KEPT}/{path}")
+    place.remove(f"{top}/{_BROUGHT}")
 
 
 def _is_there(place: Place, file: StoredFile) -> bool:

@@ -16,8 +16,9 @@ from spark_abs.errors import Refused, UsageError
 from spark_abs.rewind.apply import check_plan
 from spark_abs.rewind.kept import KeptCut, kept_cuts
 from spark_abs.rewind.plan import RewindPlan, plan_rewind
-from spark_abs.rewind.query import is_still, newest_planned, read_queries
+from spark_abs.rewind.query import is_still, read_queries
 from spark_abs.rewind.survey import Survey, survey
+from spark_abs.snapshots.capture import newest_batch
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place, Storage
 from spark_abs.store.table import Table
@@ -62,7 +63,7 @@ class Prepared:
         now = {query.uri: query for query in self.plan.journal.queries}
         for query in self.found.queries:
             goal = now.get(query.place.uri)
-            if goal is not None and newest_planned(query.place) != goal.number:
+            if goal is not None and newest_batch(query.place, "offsets") != goal.number:
                 raise Refused(
                     f"query {query.name!r} has begun a batch during the rewind: stop it and rewind again"
                 )

@@ -11,8 +11,9 @@ from pyarrow import fs
 from spark_abs.rewind import claim
 from spark_abs.rewind.apply import withdraw
 from spark_abs.rewind.claim import Claim
-from spark_abs.rewind.journal import DIRECTORY, PURGED, Failpoint
+from spark_abs.rewind.journal import PURGED, top_of
 from spark_abs.rewind.query import rewinds_of
+from spark_abs.store.failpoint import Failpoint
 from spark_abs.store.storage import Place
 
 
@@ -31,7 +32,7 @@ def kept_files(checkpoints: Sequence[Place]) -> tuple[Kept, ...]:
     found = []
     for place in checkpoints:
         for rewind in rewinds_of(place):
-            top = f"{place.path}/{DIRECTORY}/{rewind.rewind}/files"
+            top = f"{place.path}/{top_of(rewind.rewind)}/files"
             selector = fs.FileSelector(top, allow_not_found=True, recursive=True)
             sizes = [i.size or 0 for i in place.fs.get_file_info(selector) if i.type is fs.FileType.File]
             found += [Kept(place, rewind.rewind, len(sizes), sum(sizes))] if sizes else []
@@ -57,11 +58,11 @@ def purge(checkpoints: Sequence[Place], *, call: str, at: Failpoint) -> tuple[Ke
         at("claimed")
         found = kept_files(checkpoints)
         for kept in found:  # first of all: no undo begins with a part of the files
-            kept.place.write(f"{DIRECTORY}/{kept.rewind}/{PURGED}", b"")
+            kept.place.write(f"{top_of(kept.rewind)}/{PURGED}", b"")
             at("marked")
         for kept in found:
             with suppress(FileNotFoundError):
-                kept.place.fs.delete_dir(f"{kept.place.path}/{DIRECTORY}/{kept.rewind}/files")
+                kept.place.fs.delete_dir(f"{kept.place.path}/{top_of(kept.rewind)}/files")
             at("deleted")
     finally:
         withdraw(wanted, storage)

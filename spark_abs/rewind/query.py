@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,6 +15,7 @@ from spark_abs.cuts.lineage import Attempted
 from spark_abs.errors import DamageError, Refused, UsageError
 from spark_abs.rewind.claim import Claim, claim_of
 from spark_abs.rewind.journal import DIRECTORY, FENCE, MARK, Fence, Rewound
+from spark_abs.snapshots.capture import newest_batch
 from spark_abs.snapshots.delta_offsets import DeltaOffset, delta_offset
 from spark_abs.snapshots.layout import (
     OffsetFile,
@@ -148,9 +149,9 @@ def fence_of(place: Place) -> Fence | None:
     return _fence_in(place.read(METADATA))
 
 
-def unfinished(place: Place) -> Claim | Fence | None:
-    """Return the claim or the fence of an unfinished rewind on a directory, None if there is none."""
-    return claim_of(place) or fence_of(place)
+def unfinished(places: Iterable[Place]) -> Claim | Fence | None:
+    """Return the claim or the fence of an unfinished rewind on one of some directories, None if none is."""
+    return next((held for place in places if (held := claim_of(place) or fence_of(place))), None)
 
 
 def _fence_in(data: bytes | None) -> Fence | None:
@@ -304,15 +305,10 @@ def _text(place: Place, batch: int) -> str | None:
     return None if data is None else data.decode()
 
 
-def newest_planned(place: Place) -> int:
-    """Return the newest batch in the offset log, -1 if none."""
-    return max(_times(place, "offsets"), default=-1)
-
-
 def is_still(query: QueryFacts) -> bool:
     """Say whether a query has neither planned nor committed a batch since it was read."""
-    planned, committed = (max(_times(query.place, log), default=-1) for log in ("offsets", "commits"))
-    return (planned, committed) == (query.planned, query.committed)
+    newest = tuple(newest_batch(query.place, log) for log in ("offsets", "commits"))
+    return newest == (query.planned, query.committed)
 
 
 def jumped(text: str, jumps: Mapping[str, int]) -> str:

@@ -17,10 +17,11 @@ from spark_abs.rewind.apply import (
     write_journal,
 )
 from spark_abs.rewind.directory import Files
-from spark_abs.rewind.journal import DIRECTORY, PURGED, Failpoint, Journal
+from spark_abs.rewind.journal import PURGED, Journal, top_of
 from spark_abs.rewind.plan import plan_rewind, query_goal
 from spark_abs.rewind.query import QueryFacts, is_still, read_queries, rewinds_of, unfinished
 from spark_abs.rewind.survey import survey
+from spark_abs.store.failpoint import Failpoint
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
 
@@ -44,7 +45,7 @@ def finish(
     Raises:
         Refused: the rewind is of directories or tables that are not given; or others have changed a table.
     """
-    held = next((found for place in checkpoints if (found := unfinished(place)) is not None), None)
+    held = unfinished(checkpoints)
     if held is None:
         return None
     storage = checkpoints[0].storage
@@ -116,7 +117,7 @@ def find_undo(checkpoints: Sequence[Place], tables: Sequence[Place]) -> Undo:
     if not newest:
         raise UsageError("these queries have not been rewound")
     rewind = max(newest)
-    journal = next((j for place in checkpoints if (j := journal_of(place, rewind)) is not None), None)
+    journal = _journal_in(checkpoints, rewind)
     if journal is not None and journal.undoes:
         raise Refused(
             f"rewind {rewind} took back rewind {journal.undoes}: go back anew in place of undoing it"
@@ -142,8 +143,13 @@ def find_undo(checkpoints: Sequence[Place], tables: Sequence[Place]) -> Undo:
     return Undo(journal, queries, made)
 
 
+def _journal_in(checkpoints: Sequence[Place], rewind: str) -> Journal | None:
+    """Return the plan of a rewind from the directory that has it, None if none has."""
+    return next((found for place in checkpoints if (found := journal_of(place, rewind)) is not None), None)
+
+
 def _is_purged(place: Place, rewind: str) -> bool:
-    return place.read(f"{DIRECTORY}/{rewind}/{PURGED}") is not None
+    return place.read(f"{top_of(rewind)}/{PURGED}") is not None
 
 
 def undo(
@@ -180,7 +186,7 @@ def _second_half(
 ) -> Journal:
     """Put the files back, and plan the way to the newest cut of then; every step can be repeated."""
     storage, undone = checkpoints[0].storage, journal.undoes
-    before = next((j for place in checkpoints if (j := journal_of(place, undone)) is not None), None)
+    before = _journal_in(checkpoints, undone)
     if before is None:
         raise DamageError(f"the plan of rewind {undone} is missing")
     changed = {goal.uri: goal for goal in before.queries}

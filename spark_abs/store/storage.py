@@ -6,6 +6,7 @@ import os
 import re
 import uuid
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import cached_property, lru_cache
@@ -325,6 +326,15 @@ class Place:
                 while piece := taken.read(_PIECE):
                     made.write(piece)
         self.fs.delete_file(here)
+
+    def remove(self, relative: str) -> None:
+        """Delete a file, if it is there.
+
+        Raises:
+            OSError: the store cannot be written.
+        """
+        with suppress(FileNotFoundError):
+            self.fs.delete_file(f"{self.path}/{relative}")
 
     def create(self, relative: str, data: bytes) -> bool:
         """Write a small file if there is none; say whether it was written.
