@@ -24,5 +24,10 @@ def numbered(sentences: Iterable[str]) -> str:
     return f"<ol>{''.join(f'<li>{escape(text)}</li>' for text in sentences)}</ol>"
 
 
+def plan(head: str, steps: Iterable[str], notes: Iterable[str]) -> str:
+    """Return a plan: its steps, and below them what is to be known."""
+    return paragraph(head, strong=True) + numbered(steps) + "".join(paragraph(f"Note: {n}") for n in notes)
+
+
 def _cell(value: object) -> str:
     return f"<td>{'–' if value is None else escape(str(value))}</td>"

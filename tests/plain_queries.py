@@ -24,7 +24,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from pyarrow import fs
 
 from spark_abs.rewind.apply import apply
-from spark_abs.rewind.prepare import Prepared, found_directories, new_id, prepare
+from spark_abs.rewind.prepare import Prepared, checkpoints_at, new_id, prepare, tables_at
 from spark_abs.rewind.undo import find_undo, finish, undo
 from spark_abs.store.failpoint import no_failpoint
 from spark_abs.store.storage import Place
@@ -346,8 +346,7 @@ class World:
     def places(self) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
         """Return the checkpoint directories and the tables."""
         storage = self.top.storage
-        checkpoints = found_directories([f"{self.top}/c/*"], storage, "metadata", "checkpoint")
-        return checkpoints, found_directories([f"{self.top}/t/*"], storage, "_delta_log/", "table")
+        return checkpoints_at([f"{self.top}/c/*"], storage), tables_at([f"{self.top}/t/*"], storage)
 
     def _tick(self) -> int:
         self.now_ms += 1_000

@@ -21,7 +21,7 @@ from rich.console import Console
 from bench.figures import Figure, figure
 from spark_abs.keep import keep_words
 from spark_abs.model import PROVIDER_KEY, Provider
-from spark_abs.rewind.prepare import found_directories
+from spark_abs.rewind.prepare import checkpoints_at, tables_at
 from spark_abs.store.root import Root
 from spark_abs.store.storage import DEFAULTS
 from spark_abs.watch.watcher import look, watching
@@ -92,8 +92,8 @@ def figures(base: Path, console: Console, cuts: int = 20, warm_up: int = _RETAIN
                 for query in queries:
                     query.step()
             began = time.process_time()
-            checkpoints = found_directories([f"{top}/c/*"], DEFAULTS, "metadata", "checkpoint directory")
-            tables = found_directories([f"{top}/t/*"], DEFAULTS, "_delta_log/", "Delta table")
+            checkpoints = checkpoints_at([f"{top}/c/*"], DEFAULTS)
+            tables = tables_at([f"{top}/t/*"], DEFAULTS)
             found = look(checkpoints, tables, watcher.newest)
             assert found is not None
             done = watcher.round(found)

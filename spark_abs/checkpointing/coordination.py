@@ -259,19 +259,11 @@ class Coordination:
                 assert_never(effect)
 
     def _claim(self, effect: protocol.Claim) -> None:
-        taken: list[Barrier] = []
-
-        def claim(state: ledger.ControlState) -> ledger.ControlState:
-            state, barrier = ledger.claim(
-                state, self._ctx.run, kind=effect.kind, name=effect.name, now_ms=now_ms(), mode=effect.mode
-            )
-            taken[:] = [barrier]
-            return state
-
         self._ctx.failpoint("claim.before")
-        self._control.update(claim)
+        barrier = self._control.claim(
+            self._ctx.run, kind=effect.kind, name=effect.name, now_ms=now_ms(), mode=effect.mode
+        )
         self._ctx.failpoint("claim.after")
-        (barrier,) = taken
         self._barriers[barrier.id] = barrier
         for stage in self._stages.values():
             stage.offer(barrier)

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 
 from spark_abs.checkpointing.late_stages import late_stages
 from spark_abs.model import Barrier, StageId
+from spark_abs.packages import installed
 from spark_abs.run_context import RunContext
 from spark_abs.settings import Settings
 from spark_abs.stages.stage import Member
@@ -180,10 +180,4 @@ def _settings(settings: Settings) -> Mapping[str, str]:
 
 @cache
 def _versions() -> Mapping[str, str]:
-    found = {}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    return installed(_PACKAGES)

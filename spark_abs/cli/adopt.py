@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_abs.cli.check import plain_comparison, show_comparison
-from spark_abs.cli.lists import Lists
+from spark_abs.cli.lists import Lists, checkpoints_option
 from spark_abs.cli.output import Output
 from spark_abs.cli.restore import agreed
 from spark_abs.cli.root_command import Context, output_option, storage_errors
@@ -28,13 +28,7 @@ SAVEPOINT = "adopted"
 @output_option
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
 @click.option("--root", metavar="ROOT", required=True, help="The root of the job in SCRIPT.")
-@click.option(
-    "--checkpoints",
-    metavar="DIR...",
-    multiple=True,
-    required=True,
-    help="Checkpoint directories of the queries, or patterns such as '/checkpoints/*'.",
-)
+@checkpoints_option
 @click.option("--dry-run", is_flag=True, help="Show what the stages adopt, or why not; change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -61,10 +55,10 @@ def adopt(
     # A script's job needs Spark anyway; other verbs must not load it.
     from spark_abs.compatibility.adopted_by import with_adoptions
     from spark_abs.compatibility.inspection import check_job
-    from spark_abs.rewind.prepare import found_directories
+    from spark_abs.rewind.prepare import checkpoints_at
 
     out, at = ctx.out, Root(root, Storage.given())
-    places = found_directories(checkpoints, Storage.given(), "metadata", "checkpoint directory")
+    places = checkpoints_at(checkpoints, at.storage)
     declared: list[JobSpec] = []
 
     def instead(job: JobSpec, leave: bool) -> Comparison:

@@ -71,12 +71,9 @@ def _moments(root: str, checkpoints: tuple[str, ...], tables: tuple[str, ...]) -
 
         return JobMoments.of(Root(root, storage))
     from spark_abs.bisection.queries import QueryMoments
-    from spark_abs.rewind.prepare import found_directories
+    from spark_abs.rewind.prepare import checkpoints_at, tables_at
 
-    return QueryMoments.of(
-        found_directories(checkpoints, storage, "metadata", "checkpoint directory"),
-        found_directories(tables, storage, "_delta_log/", "Delta table"),
-    )
+    return QueryMoments.of(checkpoints_at(checkpoints, storage), tables_at(tables, storage))
 
 
 def _text(out: Output, found: Found) -> None:

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,7 @@ import pyarrow as pa
 from spark_abs.cli.health import examine_job
 from spark_abs.cli.root_command import Context, output_option, storage_errors
 from spark_abs.errors import AbsError, CommitConflict, StoreFailed, get_spark, lacks_spark
+from spark_abs.packages import installed
 from spark_abs.store.control import PATH as CONTROL
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place, Storage, in_object_store, told
@@ -194,10 +194,7 @@ def _reason(error: Exception) -> str:
 
 
 def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
+    return installed([package]).get(package, "not installed")
 
 
 class _Trials:

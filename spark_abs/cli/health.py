@@ -5,14 +5,12 @@ from __future__ import annotations
 import click
 
 from spark_abs.cli.output import Output, one_line
-from spark_abs.cli.root_command import Context, root_command
+from spark_abs.cli.root_command import Context, milliseconds, root_command
 from spark_abs.diagnosis.diagnoses import Diagnosis, diagnoses
 from spark_abs.diagnosis.gather import gather
 from spark_abs.diagnosis.health import health as judged
-from spark_abs.errors import UsageError
 from spark_abs.observe.metrics import read_metrics
 from spark_abs.observe.status import job_status, lease_timeout_ms
-from spark_abs.quantities import duration_ms
 from spark_abs.store.root import Root
 
 
@@ -48,12 +46,7 @@ def metrics(ctx: Context, root: Root) -> None:
 
 
 def _milliseconds(option: str, text: str | None) -> int | None:
-    if text is None:
-        return None
-    try:
-        return duration_ms(text)
-    except ValueError as error:
-        raise UsageError(f"{option} {text!r}: {error}") from None
+    return None if text is None else milliseconds(text, f"{option} {text!r}")
 
 
 def examine_job(ctx: Context, root: Root) -> None:

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import click
 
+checkpoints_option = click.option(
+    "--checkpoints",
+    metavar="DIR...",
+    multiple=True,
+    required=True,
+    help="Checkpoint directories of the queries, or patterns such as '/checkpoints/*'.",
+)
+
 
 class Lists(click.Command):
     """A command whose options of several values take all up to the next option: a shell expands `*`.

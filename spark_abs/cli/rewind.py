@@ -9,12 +9,11 @@ from typing import Any
 
 import click
 
-from spark_abs.cli.lists import Lists
+from spark_abs.cli.lists import Lists, checkpoints_option
 from spark_abs.cli.output import Output, duration, moment, size
 from spark_abs.cli.restore import agreed, confirmed
-from spark_abs.cli.root_command import Context, output_option, to_moment
+from spark_abs.cli.root_command import Context, milliseconds, output_option, to_moment
 from spark_abs.errors import UsageError
-from spark_abs.quantities import duration_ms
 from spark_abs.rewind.plan import RewindPlan
 from spark_abs.store.failpoint import no_failpoint
 from spark_abs.store.root import Root
@@ -28,13 +27,7 @@ Given = tuple[tuple[Place, ...], tuple[Place, ...]]
 
 @click.command(cls=Lists)
 @output_option
-@click.option(
-    "--checkpoints",
-    metavar="DIR...",
-    multiple=True,
-    required=True,
-    help="Checkpoint directories of the queries, or patterns such as '/checkpoints/*'.",
-)
+@checkpoints_option
 @click.option(
     "--tables",
     metavar="TABLE...",
@@ -111,12 +104,11 @@ def rewind(
     with the same directories and tables.
     """
     # Reading of Delta tables loads libraries that other commands do without.
-    from spark_abs.rewind.prepare import found_directories
+    from spark_abs.rewind.prepare import checkpoints_at, tables_at
 
     out, storage = ctx.out, Storage.given()
     kept = None if root is None else Root(root, storage)
-    queries = found_directories(checkpoints, storage, "metadata", "checkpoint directory")
-    written = found_directories(tables, storage, "_delta_log/", "Delta table")
+    queries, written = checkpoints_at(checkpoints, storage), tables_at(tables, storage)
     if not dry_run and not only_list and _unfinished(out, (queries, written), yes, "rows" in force):
         return
     if delete_kept:
@@ -126,7 +118,7 @@ def rewind(
         _list(out, (queries, written), kept)
         return
     if take_back:
-        _undo(ctx, (queries, written), dry_run=dry_run, yes=yes, wait_ms=_duration_ms(wait))
+        _undo(ctx, (queries, written), dry_run=dry_run, yes=yes, wait_ms=_wait_ms(wait))
         return
     from spark_abs.rewind.apply import apply
     from spark_abs.rewind.prepare import prepare
@@ -153,7 +145,7 @@ def rewind(
     if not agreed(out, {"plan": _plain(plan)}, dry_run=dry_run, yes=yes):
         return
     with out.waiting(f"looking for {wait} whether a query still runs"):
-        ctx.pause(_duration_ms(wait) / 1000)
+        ctx.pause(_wait_ms(wait) / 1000)
     prepared.require_still()
     apply(plan, storage, require_still=prepared.require_still, at=no_failpoint)
     prepared.require_back()
@@ -265,15 +257,12 @@ def _plain(plan: RewindPlan) -> Mapping[str, Any]:
     }
 
 
+def _wait_ms(text: str) -> int:
+    return milliseconds(text, f"--wait {text}")
+
+
 def _batch(text: str) -> tuple[str, int]:
     query, _, batch = text.rpartition("=")
     if not query or not batch.isdecimal():
         raise UsageError(f"--at {text}: give QUERY=BATCH")
     return query, int(batch)
-
-
-def _duration_ms(text: str) -> int:
-    try:
-        return duration_ms(text)
-    except ValueError as error:
-        raise UsageError(f"--wait {text}: {error}") from None

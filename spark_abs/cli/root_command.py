@@ -13,7 +13,8 @@ from typing import Concatenate, ParamSpec, TypeVar
 import click
 
 from spark_abs.cli.output import Output
-from spark_abs.errors import StoreFailed
+from spark_abs.errors import StoreFailed, UsageError
+from spark_abs.quantities import duration_ms
 from spark_abs.store.clock import now_ms
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Storage, remedy, told
@@ -47,6 +48,22 @@ def to_moment(_: click.Context, __: click.Parameter, value: str | None) -> datet
             f"{value!r} is no time such as 2026-01-31T20:15, in UTC or with an offset"
         ) from None
     return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def milliseconds(text: str, said: str) -> int:
+    """Parse the duration of an option.
+
+    Args:
+        text: such as `5m`.
+        said: the option with the text, for the error.
+
+    Raises:
+        UsageError: it is no duration.
+    """
+    try:
+        return duration_ms(text)
+    except ValueError as error:
+        raise UsageError(f"{said}: {error}") from None
 
 
 def _choose_output(ctx: click.Context, _: click.Parameter, value: str | None) -> None:

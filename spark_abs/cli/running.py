@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import click
 
-from spark_abs.cli.root_command import Context, root_command
+from spark_abs.cli.root_command import Context, milliseconds, root_command
 from spark_abs.codec import to_plain
 from spark_abs.errors import UsageError
 from spark_abs.manifests.find import check_savepoint_name
 from spark_abs.observe.client import ask_run, new_command, set_live, stop_run
 from spark_abs.protocol.control import CommandKind
-from spark_abs.quantities import duration_ms
 from spark_abs.store.root import Root
 
 
@@ -35,10 +34,7 @@ def savepoint(ctx: Context, root: Root, name: str, timeout: str | None) -> None:
 
 
 def _seconds(timeout: str) -> float:
-    try:
-        return duration_ms(timeout) / 1000
-    except ValueError as error:
-        raise UsageError(f"--timeout {timeout!r}: {error}") from None
+    return milliseconds(timeout, f"--timeout {timeout!r}") / 1000
 
 
 @click.command("set")

@@ -10,13 +10,12 @@ from types import FrameType
 
 import click
 
-from spark_abs.cli.lists import Lists
+from spark_abs.cli.lists import Lists, checkpoints_option
 from spark_abs.cli.output import Output, moment, size
-from spark_abs.cli.root_command import Context, root_command
+from spark_abs.cli.root_command import Context, milliseconds, root_command
 from spark_abs.cuts.cut import NoAlignedCut
 from spark_abs.errors import CommitStateUnknown, DamageError, Refused, UsageError
 from spark_abs.keep import Keep, keep_words
-from spark_abs.quantities import duration_ms
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 from spark_abs.watch.watcher import Round, look, newest_kept, watching
@@ -31,13 +30,7 @@ class _Stopped(BaseException):
 
 @click.command(cls=Lists)
 @root_command
-@click.option(
-    "--checkpoints",
-    metavar="DIR...",
-    multiple=True,
-    required=True,
-    help="Checkpoint directories of the queries, or patterns such as '/checkpoints/*'.",
-)
+@checkpoints_option
 @click.option(
     "--tables",
     metavar="TABLE...",
@@ -75,16 +68,13 @@ def watch(
     Without --once it works until it is stopped by a signal.
     """
     # Reading of Delta tables loads libraries that other commands do without.
-    from spark_abs.rewind.prepare import found_directories
+    from spark_abs.rewind.prepare import checkpoints_at, tables_at
     from spark_abs.watch.pins import warnings
 
-    out, words, pause_s = ctx.out, _words(keep or KEEP), _duration_s(every)
+    out, words, pause_s = ctx.out, _words(keep or KEEP), milliseconds(every, f"--every {every}") / 1000
 
     def given() -> tuple[tuple[Place, ...], tuple[Place, ...]]:
-        return (
-            found_directories(checkpoints, root.storage, "metadata", "checkpoint directory"),
-            found_directories(tables, root.storage, "_delta_log/", "Delta table"),
-        )
+        return checkpoints_at(checkpoints, root.storage), tables_at(tables, root.storage)
 
     for said in warnings(given()[1], words):
         out.say(f"Warning: {said}")
@@ -141,10 +131,3 @@ def _words(keep: tuple[str, ...]) -> Keep:
         return keep_words(" ".join(keep))
     except ValueError as error:
         raise UsageError(f"--keep {' '.join(keep)}: {error}") from None
-
-
-def _duration_s(text: str) -> float:
-    try:
-        return duration_ms(text) / 1000
-    except ValueError as error:
-        raise UsageError(f"--every {text}: {error}") from None

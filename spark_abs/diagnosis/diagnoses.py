@@ -128,8 +128,7 @@ def _aborted(facts: Facts, limits: Limits) -> Iterator[Diagnosis]:
 
 def batch_ms(stage: StageActivity, now_ms: int) -> int:
     """Return how long the batches of a stage take: the last, or the one under way if that is older."""
-    running = now_ms - stage.began_ms if stage.under_way and stage.began_ms is not None else 0
-    return max(stage.last_ms or 0, running)
+    return max(stage.last_ms or 0, stage.running_ms(now_ms))
 
 
 def _slow_sinks(facts: Facts, _: Limits) -> Iterator[Diagnosis]:

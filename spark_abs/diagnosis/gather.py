@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 
 from spark_abs.diagnosis.facts import Facts, Partitions, StateSize
 from spark_abs.manifest import StageSnapshot
 from spark_abs.manifests.find import open_existing
 from spark_abs.model import CheckpointId, RunId, StageId
 from spark_abs.observe.inspect import partition_sizes
-from spark_abs.observe.status import job_status, live_activity
+from spark_abs.observe.status import status_and_activity
+from spark_abs.packages import installed
 from spark_abs.protocol.control import ControlState
 from spark_abs.store.activity import PATH as ACTIVITY
 from spark_abs.store.activity import RunActivity
@@ -31,9 +31,8 @@ def gather(root: Root, now_ms: int, lease_timeout_ms: int) -> Facts:
         RootNotFound: there is no job at this root.
         DamageError: a log cannot be read.
     """
-    status = job_status(root, now_ms, lease_timeout_ms)
+    status, activity = status_and_activity(root, now_ms, lease_timeout_ms)
     run = None if status.run is None else status.run.id
-    activity = None if status.alive is None else live_activity(root, status.alive.run)
     history = History(root) if root.place(HISTORY).exists() else None
     state = Control.open(root).state
     snapshots, retained = _checkpoints(root, state)
@@ -54,7 +53,7 @@ def gather(root: Root, now_ms: int, lease_timeout_ms: int) -> Facts:
         stored_at_ms=None if activity is None else _stored_ms(root),
         heard_ahead_ms=0 if lease is None else max(0, lease.beat_ms - now_ms),
         versions=told.versions,
-        own_versions=_own(told.versions),
+        own_versions=installed(told.versions),
         sizes={} if history is None or run is None else _sizes(history, run),
         partitions=tuple(found for snapshot in snapshots for found in partitions_of(snapshot)),
         restore_ms=None if history is None else history.last_restore_ms(),
@@ -90,13 +89,3 @@ def _sizes(history: History, run: RunId) -> Mapping[StageId, tuple[StateSize, ..
 def _stored_ms(root: Root) -> int | None:
     nanoseconds = root.fs.get_file_info(root.path(ACTIVITY)).mtime_ns
     return None if nanoseconds is None else int(nanoseconds) // 1_000_000
-
-
-def _own(names: Mapping[str, str]) -> dict[str, str]:
-    found = {}
-    for name in names:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found

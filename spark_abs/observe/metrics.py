@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from spark_abs.observe.status import JobStatus, StageStatus, job_status, lease_timeout_ms, live_activity
+from spark_abs.observe.status import JobStatus, StageStatus, lease_timeout_ms, status_and_activity
 from spark_abs.snapshots.layout import END_OF_TIME_MS
 from spark_abs.store.activity import RunActivity
 from spark_abs.store.history import PATH, History, HistoryEvent
@@ -33,8 +33,7 @@ def read_metrics(root: Root, now_ms: int) -> str:
         RootNotFound: there is no job at this root.
         DamageError: a log cannot be read.
     """
-    status = job_status(root, now_ms, lease_timeout_ms())
-    activity = None if status.alive is None else live_activity(root, status.alive.run)
+    status, activity = status_and_activity(root, now_ms, lease_timeout_ms())
     counts = History(root).counts() if root.place(PATH).exists() else {}
     return written(
         [*of_job(status, counts, now_ms), *of_stages(status, now_ms), *of_run(status, activity, now_ms)]
@@ -88,10 +87,8 @@ def _live(stage: StageStatus, labels: tuple[tuple[str, str], ...], now_ms: int) 
     doing = stage.activity
     if doing is None:
         return
-    under_way = now_ms - doing.began_ms if doing.under_way and doing.began_ms is not None else 0
-    yield Sample(
-        "batch_under_way_seconds", "Age of the batch under way, else 0", max(0, under_way) / 1000, labels
-    )
+    running = doing.running_ms(now_ms) / 1000
+    yield Sample("batch_under_way_seconds", "Age of the batch under way, else 0", running, labels)
     if doing.last_ms is not None:
         yield Sample(
             "last_batch_duration_seconds", "Of the last finished batch", doing.last_ms / 1000, labels

@@ -163,6 +163,16 @@ def job_status(root: Root, now_ms: int, lease_timeout_ms: int) -> JobStatus:
         UsageError: there is no job at this root.
         DamageError: a log cannot be read.
     """
+    return status_and_activity(root, now_ms, lease_timeout_ms)[0]
+
+
+def status_and_activity(
+    root: Root, now_ms: int, lease_timeout_ms: int
+) -> tuple[JobStatus, RunActivity | None]:
+    """Read the status of a job, and what its live run tells of itself; None if it tells nothing.
+
+    Errors as for `job_status`.
+    """
     state, alive = Control.open(root).state, live_run(root, now_ms, lease_timeout_ms)
     run = state.run
     if run is not None and run.ended == "restored":  # by a version that did not record the kind
@@ -173,10 +183,10 @@ def job_status(root: Root, now_ms: int, lease_timeout_ms: int) -> JobStatus:
         if row.id is not None and row.attempt is not None and state.on_path(row.attempt, row.id):
             last = row
     manifest, damage = _manifest(root, state.job, last)
-    activity = None if alive is None else live_activity(root, alive.run)
+    activity = None if alive is None else _live_activity(root, alive.run)
     history = History(root) if root.place(PATH).exists() else None
     stages = _stages(root, state, manifest, None if alive is None else alive.run, history)
-    return JobStatus(
+    found = JobStatus(
         root=root.uri,
         job=state.job,
         attempt=state.attempt.id,
@@ -200,9 +210,10 @@ def job_status(root: Root, now_ms: int, lease_timeout_ms: int) -> JobStatus:
         kept=len(rows),
         oldest_age_ms=max((row.age_ms for row in rows if row.age_ms is not None), default=None),
     )
+    return found, activity
 
 
-def live_activity(root: Root, run: RunId) -> RunActivity | None:
+def _live_activity(root: Root, run: RunId) -> RunActivity | None:
     """Return what a live run tells of itself, None if it has told nothing yet."""
     found = read_activity(root)
     return found if found is not None and found.run == run else None

@@ -9,7 +9,7 @@ from typing import Any
 from spark_abs.advice import named
 from spark_abs.codec import from_plain, parsed, require_format
 from spark_abs.errors import AbsError, DamageError
-from spark_abs.manifest import Manifest, StageSnapshot
+from spark_abs.manifest import CHANNEL, Manifest, StageSnapshot
 from spark_abs.model import FORMAT, positions_of
 from spark_abs.observe.sources import readable
 from spark_abs.report.model import Cut, SinkCut, SourceCut, StageCut
@@ -66,7 +66,7 @@ def _cut(manifest: Manifest, sizes: Iterable[tuple[int, int]]) -> Cut:
             SinkCut(s.stage, o.output, o.kind, redacted(named(o.name, o.table)), o.version)
             for s in manifest.stages
             for o in s.outputs
-            if o.kind != "channel"
+            if o.kind != CHANNEL
         ),
         tuple(source for s in manifest.stages for source in _sources(s)),
         manifest.outside or (),

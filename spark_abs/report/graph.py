@@ -20,7 +20,7 @@ from spark_abs.model import (
     producer,
 )
 from spark_abs.protocol.change_data import LAST_WINS
-from spark_abs.protocol.control import AttachedSink, ControlState, OutsideSink
+from spark_abs.protocol.control import AttachedSink, ControlState, OutsideSink, forgotten
 from spark_abs.report.model import Channel, Sink, Stage
 from spark_abs.report.redaction import redacted
 
@@ -195,5 +195,5 @@ def shapes_of(state: ControlState, newest: Manifest | None) -> tuple[StageShape,
     """
     if state.attempt.shapes or newest is None:
         return state.attempt.shapes
-    gone = {f.stage for f in state.forgotten if f.attempt == state.attempt.id}
+    gone = forgotten(state)
     return tuple(shape for shape in newest.graph if shape.stage not in gone)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
 
 from deltalake.exceptions import DeltaError
@@ -25,6 +24,7 @@ from spark_abs.model import (
     positions_of,
 )
 from spark_abs.observe.status import LiveRun, lease_timeout_ms, live_run
+from spark_abs.packages import installed
 from spark_abs.protocol.control import ControlState
 from spark_abs.report.cuts import read_manifest
 from spark_abs.report.graph import (
@@ -100,7 +100,7 @@ class RootReader:
             state.job,
             redacted(self._root.uri),
             now_ms,
-            version=_version(),
+            version=installed(["spark-abs"]).get("spark-abs", "unknown"),
             attempt=state.attempt.id,
             restored_from=state.attempt.checkpoint,
             ready=state.attempt.ready,
@@ -114,13 +114,6 @@ class RootReader:
             cuts=cuts,
             problems=tuple(dict.fromkeys(problems)),
         )
-
-
-def _version() -> str:
-    try:
-        return version("spark-abs")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def _unless_damaged(problems: list[str], read: Callable[[], T]) -> T | None:

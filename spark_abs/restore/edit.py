@@ -365,7 +365,7 @@ class _Editor:
         self, manifest: Manifest, changes: Mapping[StageId, StageChange], name: str, progress: Progress
     ) -> CheckpointId:
         """Claim an id, write the state, and commit the manifest."""
-        barrier = self._claim(name)
+        barrier = self.control.claim(self.run, kind=CheckpointKind.SAVEPOINT, name=name, now_ms=now_ms())
         try:
             self._record(HistoryEvent.TRIGGERED, barrier, manifest)
             new = self._manifest(barrier, manifest, changes, progress)
@@ -380,19 +380,6 @@ class _Editor:
         self.kept.unpin(barrier.id, completed=True)
         self._record(HistoryEvent.COMPLETED, barrier, manifest, new)
         return barrier.id
-
-    def _claim(self, name: str) -> Barrier:
-        taken: list[Barrier] = []
-
-        def change(state: ledger.ControlState) -> ledger.ControlState:
-            state, barrier = ledger.claim(
-                state, self.run, kind=CheckpointKind.SAVEPOINT, name=name, now_ms=now_ms()
-            )
-            taken[:] = [barrier]
-            return state
-
-        self.control.update(change)
-        return taken[0]
 
     def _manifest(
         self,

@@ -17,7 +17,7 @@ from spark_abs.codec import to_plain
 from spark_abs.errors import CheckpointNotFound
 from spark_abs.manifest import Manifest
 from spark_abs.manifests.manifest_table import Checkpoints
-from spark_abs.markup import numbered, paragraph
+from spark_abs.markup import plan
 from spark_abs.model import (
     FORMAT,
     AttemptId,
@@ -106,10 +106,7 @@ class RestorePlan:
     def _repr_html_(self) -> str:
         name = f" {self.name!r}" if self.name else ""
         head = f"Restore of job {self.job} to checkpoint {self.checkpoint}{name}, as attempt {self.attempt}"
-        listed = numbered(step.sentence() for step in self.steps)
-        return (
-            paragraph(head, strong=True) + listed + "".join(paragraph(f"Note: {note}") for note in self.notes)
-        )
+        return plan(head, (step.sentence() for step in self.steps), self.notes)
 
     @property
     def continues(self) -> bool:

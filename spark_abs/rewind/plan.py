@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from spark_abs.advice import way
 from spark_abs.cuts.cut import NEVER, Batch
 from spark_abs.errors import Refused
-from spark_abs.markup import numbered, paragraph
+from spark_abs.markup import plan
 from spark_abs.rewind.journal import Journal, QueryGoal, TableGoal
 from spark_abs.rewind.kept import KeptCut
 from spark_abs.rewind.query import QueryFacts
@@ -34,10 +34,7 @@ class RewindPlan:
 
     def _repr_html_(self) -> str:
         head = f"Rewind to {datetime.fromtimestamp(self.moment_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
-        listed = numbered(self.steps)
-        return (
-            paragraph(head, strong=True) + listed + "".join(paragraph(f"Note: {note}") for note in self.notes)
-        )
+        return plan(head, self.steps, self.notes)
 
     @property
     def changes(self) -> bool:

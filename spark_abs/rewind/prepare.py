@@ -19,6 +19,7 @@ from spark_abs.rewind.plan import RewindPlan, plan_rewind
 from spark_abs.rewind.query import is_still, read_queries
 from spark_abs.rewind.survey import Survey, survey
 from spark_abs.snapshots.capture import newest_batch
+from spark_abs.snapshots.materialise import METADATA
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place, Storage
 from spark_abs.store.table import Table
@@ -74,7 +75,17 @@ def new_id(now_ms: int) -> str:
     return f"{datetime.fromtimestamp(now_ms / 1000, UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
 
 
-def found_directories(patterns: Sequence[str], storage: Storage, mark: str, what: str) -> tuple[Place, ...]:
+def checkpoints_at(patterns: Sequence[str], storage: Storage) -> tuple[Place, ...]:
+    """Return the checkpoint directories that patterns name; arguments and errors as of `_directories`."""
+    return _directories(patterns, storage, METADATA, "checkpoint directory")
+
+
+def tables_at(patterns: Sequence[str], storage: Storage) -> tuple[Place, ...]:
+    """Return the Delta tables that patterns name; arguments and errors as of `_directories`."""
+    return _directories(patterns, storage, "_delta_log/", "Delta table")
+
+
+def _directories(patterns: Sequence[str], storage: Storage, mark: str, what: str) -> tuple[Place, ...]:
     """Return the directories that patterns name.
 
     Args:

@@ -131,6 +131,10 @@ class StageActivity:
         """Whether a batch is under way."""
         return self.phase not in (Phase.IDLE, Phase.PLANNING)
 
+    def running_ms(self, now: int) -> int:
+        """Return the age of the batch under way, 0 if there is none."""
+        return max(0, now - self.began_ms) if self.under_way and self.began_ms is not None else 0
+
     def lag_ms(self, now: int) -> int:
         """Return the age of the oldest row that it has not read of its channels, 0 if it has read all."""
         return max((now - one.oldest_ms for one in self.inputs if one.oldest_ms is not None), default=0)

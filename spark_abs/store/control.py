@@ -21,7 +21,15 @@ from deltalake.exceptions import DeltaError
 
 from spark_abs.codec import from_json, require_format, to_json
 from spark_abs.errors import DamageError, Refused, RootNotFound
-from spark_abs.model import FORMAT, CheckpointId, Version
+from spark_abs.model import (
+    FORMAT,
+    Barrier,
+    CheckpointId,
+    CheckpointKind,
+    CheckpointMode,
+    RunId,
+    Version,
+)
 from spark_abs.protocol.attempt import NATIVES, Attempt
 from spark_abs.protocol.control import (
     Aborted,
@@ -33,6 +41,7 @@ from spark_abs.protocol.control import (
     OutsideSink,
     Run,
     begin_job,
+    claim,
     overtaken,
 )
 from spark_abs.store.root import Root
@@ -159,6 +168,23 @@ class Control:
 
         self._table.commit(decide)
         return result[0]
+
+    def claim(
+        self,
+        run: RunId,
+        *,
+        kind: CheckpointKind,
+        name: str | None,
+        now_ms: int,
+        mode: CheckpointMode = CheckpointMode.ALIGNED,
+    ) -> Barrier:
+        """Take the next id for a checkpoint of a run.
+
+        Raises:
+            Fenced: a newer run, or a restore, has replaced the run.
+        """
+        state = self.update(lambda s: claim(s, run, kind=kind, name=name, now_ms=now_ms, mode=mode)[0])
+        return state.claims[-1].barrier
 
     def _current(self) -> ControlState | None:
         self._table.refresh()

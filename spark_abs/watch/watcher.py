@@ -189,7 +189,8 @@ class Watcher:
         return replace(done, passed=tuple(passed))
 
     def _keep_cut(self, found: Survey, cut: Mapping[str, int]) -> Round:
-        barrier = self._claim()
+        run, kind = self._storage.run, CheckpointKind.CHECKPOINT
+        barrier = self._control.claim(run, kind=kind, name=None, now_ms=now_ms())
         self._failpoint("watch.claim.after")
         try:
             manifest = self._copy(found, cut, barrier)
@@ -207,19 +208,6 @@ class Watcher:
         return Round(
             barrier.id, manifest.acked_ms, batches, size_new=manifest.size_new, size_full=manifest.size_full
         )
-
-    def _claim(self) -> Barrier:
-        taken: list[Barrier] = []
-
-        def change(state: ledger.ControlState) -> ledger.ControlState:
-            state, barrier = ledger.claim(
-                state, self._storage.run, kind=CheckpointKind.CHECKPOINT, name=None, now_ms=now_ms()
-            )
-            taken[:] = [barrier]
-            return state
-
-        self._control.update(change)
-        return taken[0]
 
     def _copy(self, found: Survey, cut: Mapping[str, int], barrier: Barrier) -> Manifest:
         """Copy what the cut needs of each query.

@@ -28,6 +28,7 @@ LAYERS = (
         "markup",
         "logs",
         "quantities",
+        "packages",
         "keep",
         "settings",
         "settings_keywords",
