@@ -15,7 +15,7 @@ from spark_abs.errors import DamageError, UsageError
 from spark_abs.model import Version
 from spark_abs.observe.sources import readable
 from spark_abs.rewind.plan import plan_rewind
-from spark_abs.rewind.query import QueryFacts
+from spark_abs.rewind.query import QueryFacts, names_of
 from spark_abs.rewind.survey import Survey, survey
 from spark_abs.rewind.table import TableFacts
 from spark_abs.snapshots.layout import file_source_offset
@@ -53,11 +53,8 @@ class QueryMoments:
 
     @property
     def _tables(self) -> dict[str, TableFacts]:
-        last = [table.uri.rpartition("/")[2] for table in self.found.tables]
-        return {
-            name if last.count(name) == 1 else table.uri: table
-            for name, table in zip(last, self.found.tables, strict=True)
-        }
+        tables = self.found.tables
+        return dict(zip(names_of([table.uri for table in tables]), tables, strict=True))
 
     def moment(self, at: int) -> Moment:
         """See `Moments`."""

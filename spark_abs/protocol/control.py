@@ -223,17 +223,24 @@ class ControlState:
         """Return the writer as which an attempt commits to the table of a sink."""
         return SinkWriter(self.job, attempt.root, stage, sink, attempt.id)
 
+    def path_ends(self) -> dict[AttemptId, CheckpointId | None]:
+        """Return the attempts of the current path, each with its last checkpoint there; None: it has all."""
+        path = self.lineage()
+        return {
+            step.id: None if after is None else after.base or after.checkpoint
+            for step, after in zip(path, (*path[1:], None), strict=True)
+        }
+
     def on_path(self, attempt: AttemptId, checkpoint: CheckpointId) -> bool:
         """Say whether a checkpoint is on the current path.
 
         An edited checkpoint is if an attempt began from it.
         """
-        path = self.lineage()
-        for step, after in zip(path, (*path[1:], None), strict=True):
-            if step.id == attempt:
-                until = None if after is None else after.base or after.checkpoint
-                return until is None or checkpoint <= until
-        return attempt == NO_ATTEMPT and any(step.checkpoint == checkpoint for step in path)
+        ends = self.path_ends()
+        if attempt in ends:
+            until = ends[attempt]
+            return until is None or checkpoint <= until
+        return attempt == NO_ATTEMPT and any(step.checkpoint == checkpoint for step in self.lineage())
 
 
 def require_current(state: ControlState, run: RunId) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 from spark_abs.manifests.find import DamagedRow
 from spark_abs.manifests.manifest_table import Summary
 from spark_abs.model import NO_ATTEMPT, AttemptId, CheckpointId, RunId, StageId
-from spark_abs.protocol.attempt import Attempt
 from spark_abs.protocol.control import ControlState
 from spark_abs.report.model import (
     MOST_CHECKPOINTS,
@@ -221,7 +219,7 @@ def _settled(lines: Iterable[CheckpointLine], state: ControlState) -> Iterator[C
     """Iterate lines with the outcome and the path that `control/` knows: the history may lack an abort."""
     reasons = {aborted.id: aborted for aborted in state.aborted}
     claimed = {claim.barrier.id for claim in state.claims}
-    path = {step.id: after for step, after in pairwise((*state.lineage(), None)) if step is not None}
+    ends = state.path_ends()
     for line in lines:
         if line.outcome is Outcome.OPEN and line.id not in claimed:
             aborted = reasons.get(line.id)
@@ -232,15 +230,8 @@ def _settled(lines: Iterable[CheckpointLine], state: ControlState) -> Iterator[C
                 detail=redacted(aborted.detail) if aborted else line.detail,
             )
         elif line.outcome is Outcome.COMPLETED and line.attempt is not None:
-            yield replace(line, abandoned=not _on_path(path, line.attempt, line.id))
+            until = ends.get(line.attempt)
+            left = line.attempt not in ends or (until is not None and line.id > until)
+            yield replace(line, abandoned=left)
         else:
             yield line
-
-
-def _on_path(path: Mapping[AttemptId, Attempt | None], attempt: AttemptId, checkpoint: CheckpointId) -> bool:
-    """Say whether a checkpoint is on the current path, as `ControlState.on_path`, for many of them."""
-    if attempt not in path:
-        return False
-    after = path[attempt]
-    until = None if after is None else after.base or after.checkpoint
-    return until is None or checkpoint <= until

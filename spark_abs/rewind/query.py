@@ -119,6 +119,12 @@ def with_kept(query: QueryFacts, kept: KeptBatch) -> QueryFacts:
     )
 
 
+def names_of(uris: Sequence[str]) -> list[str]:
+    """Return short names: the last part of each location, the whole one where several end alike."""
+    last = [uri.rstrip("/").rpartition("/")[2] for uri in uris]
+    return [name if last.count(name) == 1 else uri for name, uri in zip(last, uris, strict=True)]
+
+
 def read_queries(places: Sequence[Place], fenced_by: str = "") -> tuple[QueryFacts, ...]:
     """Read checkpoint directories.
 
@@ -131,12 +137,11 @@ def read_queries(places: Sequence[Place], fenced_by: str = "") -> tuple[QueryFac
         Refused: a rewind of one was begun and is not finished.
         DamageError: a file is not as Spark writes it.
     """
-    names = [place.uri.rstrip("/").rpartition("/")[2] for place in places]
     if twice := sorted({place.uri for place in places if [p.uri for p in places].count(place.uri) > 1}):
         raise UsageError(f"checkpoint directory {twice[0]} is given twice")
     found = tuple(
-        _read(place, name if names.count(name) == 1 else place.uri, fenced_by)
-        for place, name in zip(places, names, strict=True)
+        _read(place, name, fenced_by)
+        for place, name in zip(places, names_of([place.uri for place in places]), strict=True)
     )
     ids = [query.id for query in found]
     if copies := [query.place.uri for query in found if ids.count(query.id) > 1]:

@@ -20,11 +20,7 @@ from spark_abs.cli.root_command import Context
 from spark_abs.job import Job
 from spark_abs.store.failpoint import Failpoint, no_failpoint
 from tests.job_support import Feed, manifests
-from tests.spark.conftest import Start
-
-
-class Killed(BaseException):
-    """Raised where a process would be killed."""
+from tests.spark.conftest import Start, killed_at
 
 
 def without_repeats(rows: DataFrame) -> DataFrame:
@@ -112,16 +108,7 @@ def test_a_chain_goes_on_as_a_job_wherever_its_start_is_killed(chain: Chain, sta
         "start.state.after",
     ]
     for point in points:
-        reached: list[str] = []
-
-        def kill(at: str, wanted: str = point, reached: list[str] = reached) -> None:
-            if at == wanted:
-                reached.append(at)
-                raise Killed
-
-        with pytest.raises(Killed):
-            start(chain.job(kill), available_now=True)
-        assert reached == [point]
+        killed_at(point, lambda kill: start(chain.job(kill), available_now=True))
     start(chain.job(), available_now=True).await_termination()
     chain.is_whole()
     first = max(m.id for m in manifests(chain.root))

@@ -20,13 +20,9 @@ from spark_abs.errors import GraphError, Refused
 from spark_abs.job import Job
 from spark_abs.store.failpoint import Failpoint, no_failpoint
 from tests.job_support import Feed, manifests
-from tests.spark.conftest import Start
+from tests.spark.conftest import Start, killed_at
 
 Frame = Callable[[DataFrame], DataFrame]
-
-
-class Killed(BaseException):
-    """Raised where a process would be killed."""
 
 
 def as_it_is(rows: DataFrame) -> DataFrame:
@@ -200,16 +196,7 @@ def test_a_start_that_adopts_may_be_killed_anywhere(
         "start.state.after",
     ]
     for point in points:
-        reached: list[str] = []
-
-        def kill(at: str, wanted: str = point, reached: list[str] = reached) -> None:
-            if at == wanted:
-                reached.append(at)
-                raise Killed
-
-        with pytest.raises(Killed):
-            start(old.job(kill), available_now=True)
-        assert reached == [point]
+        killed_at(point, lambda kill: start(old.job(kill), available_now=True))
         assert old.ids == [1, 2, 3]
     start(old.job(), available_now=True).await_termination()
     assert old.ids == [1, 2, 3, 4]
@@ -222,12 +209,7 @@ def test_a_query_that_has_gone_on_after_a_killed_start_is_adopted_where_it_is_th
     old.arrive(1)
     old.run()
 
-    def kill(at: str) -> None:
-        if at == "adopt.numbers.fence.before":
-            raise Killed
-
-    with pytest.raises(Killed):
-        start(old.job(kill))
+    killed_at("adopt.numbers.fence.before", lambda kill: start(old.job(kill)))
     old.arrive(2)
     old.run()
     old.arrive(3)

@@ -15,13 +15,9 @@ from spark_abs.errors import Refused
 from spark_abs.job import Job
 from spark_abs.store.failpoint import Failpoint, no_failpoint
 from tests.job_support import Feed, manifests, read_table
-from tests.spark.conftest import Start
+from tests.spark.conftest import Start, killed_at
 
 THEIRS = [100, 101, 102]
-
-
-class Killed(BaseException):
-    """Raised where a process would be killed."""
 
 
 @pytest.fixture
@@ -86,12 +82,8 @@ def test_a_start_that_was_killed_after_its_sink_came_goes_on_beside_rows_of_othe
     table = tmp_path / "out"
     theirs(table)  # made by others, and empty
 
-    def kill(point: str) -> None:
-        if point == ("start.sinks.after" if visible == "batch" else "start.state.after"):
-            raise Killed
-
-    with pytest.raises(Killed):
-        start(job_to(feed, tmp_path, visible, kill))
+    point = "start.sinks.after" if visible == "batch" else "start.state.after"
+    killed_at(point, lambda kill: start(job_to(feed, tmp_path, visible, kill)))
     theirs(table, *THEIRS)
     start(job_to(feed, tmp_path, visible), available_now=True).await_termination()
     assert ids(table) == [1, 2, *THEIRS]

@@ -19,7 +19,7 @@ from spark_abs.restore.steps import Rescale
 from spark_abs.spark import session as session_module
 from tests.job_support import Feed, assert_tables_at_every_cut, manifests
 from tests.root_support import with_failpoint
-from tests.spark.conftest import Start
+from tests.spark.conftest import Start, killed_at
 from tests.spark.shapes import (
     DISTINCT,
     OUTER,
@@ -34,10 +34,6 @@ from tests.spark.shapes import (
 )
 
 STATEFUL = ("windows_rocksdb", "calls")
-
-
-class Killed(BaseException):
-    """The process was killed at a named point."""
 
 
 def follow(
@@ -127,12 +123,10 @@ def test_two_partitions_become_five_and_three_and_all_tables_are_what_they_must_
             spark_abs.open(root, spark).restore("two", shuffle_partitions=5)
     assert sorted(Path(root).rglob("*")) == files
 
-    def failpoint(point: str) -> None:
-        if point == f"{spread[second]}.after":
-            raise Killed
-
-    with pytest.raises(Killed):
-        with_failpoint(root, failpoint, spark).restore("two", shuffle_partitions=5)
+    killed_at(
+        f"{spread[second]}.after",
+        lambda kill: with_failpoint(root, kill, spark).restore("two", shuffle_partitions=5),
+    )
     # As if Spark had been killed in the first before it recorded what it did: its half is thrown away.
     (step,) = [s for s in plan.steps if isinstance(s, Rescale) and s.stage == first]
     for name in (f"{step.batch}", f".{step.batch}.crc"):
