@@ -202,3 +202,14 @@ def test_kept_files_are_purged_and_then_there_is_no_undo(world: World) -> None:
     assert not list(world.base.glob("c/*/_rewind/*/files"))
     assert "were purged: it can no longer be undone" in rewind(world, "--undo", "--yes", exits=1).stderr
     world.is_whole(3)
+
+
+def test_an_id_from_a_file_that_leads_elsewhere_deletes_nothing(world: World) -> None:
+    rewind(world, "--at=bronze=1", "--yes")
+    (record,) = world.base.glob("c/bronze/_rewind/*/rewound.json")
+    record.write_text(json.dumps({**json.loads(record.read_text()), "rewind": "../../../elsewhere"}))
+    precious = world.base / "elsewhere/files/precious"
+    precious.parent.mkdir(parents=True)
+    precious.touch()
+    assert "leaves its root" in rewind(world, "--purge", "--yes", exits=3).stderr
+    assert precious.exists()
