@@ -74,9 +74,8 @@ function timeChart(title, lines, series, format, bases) {
   return el(
     "figure",
     {},
-    el(
-      "div",
-      { class: "scroll drawing", role: "region", "aria-label": title, tabindex: "0" },
+    scrolled(
+      title,
       svg(
         "svg",
         { class: "chart", viewBox: `0 0 ${box.width} ${box.height}`, role: "img", "aria-label": `${title}. ${summary}. ${counted(aborted.size, "place")} with aborted checkpoints` },
@@ -86,7 +85,7 @@ function timeChart(title, lines, series, format, bases) {
     el(
       "figcaption",
       { class: "legend" },
-      series.map((one) => el("span", {}, el("i", { class: `swatch ${one.className}` }), one.name)),
+      series.map((one) => swatch(one.className, one.name)),
       aborted.size ? el("span", {}, el("b", { class: "cross-text", "aria-hidden": "true" }, "✕"), " aborted") : null,
     ),
   );
@@ -156,9 +155,8 @@ function gantt(parts) {
   return el(
     "figure",
     {},
-    el(
-      "div",
-      { class: "scroll drawing", role: "region", "aria-label": "Stages from the trigger to their acknowledgements", tabindex: "0" },
+    scrolled(
+      "Stages from the trigger to their acknowledgements",
       svg(
         "svg",
         { class: "gantt", viewBox: `0 0 ${box.width} ${height}`, role: "img", "aria-label": "Stages of the checkpoint over time; the table below has the same figures" },
@@ -169,8 +167,8 @@ function gantt(parts) {
     el(
       "figcaption",
       { class: "legend" },
-      PHASES.map(([name, text]) => el("span", {}, el("i", { class: `swatch ${name}` }), text)),
-      parts.every((part) => part.acked) ? null : el("span", {}, el("i", { class: "swatch waiting" }), "not acknowledged"),
+      PHASES.map(([name, text]) => swatch(name, text)),
+      parts.every((part) => part.acked) ? null : swatch("waiting", "not acknowledged"),
     ),
   );
 }
@@ -272,9 +270,8 @@ function attemptGraph(report) {
   return el(
     "div",
     {},
-    el(
-      "div",
-      { class: "scroll drawing", role: "region", "aria-label": "Graph of attempts", tabindex: "0" },
+    scrolled(
+      "Graph of attempts",
       svg(
         "svg",
         { class: "attempts", viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": "Attempts and their checkpoints; the table below has the same" },
@@ -284,8 +281,8 @@ function attemptGraph(report) {
     el(
       "p",
       { class: "legend" },
-      el("span", {}, el("i", { class: "swatch current" }), "current path"),
-      el("span", {}, el("i", { class: "swatch abandoned" }), "abandoned by a restore"),
+      swatch("current", "current path"),
+      swatch("abandoned", "abandoned by a restore"),
       el("span", {}, "large dots: savepoints"),
     ),
   );

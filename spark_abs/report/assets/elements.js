@@ -31,6 +31,16 @@ function svg(tag, attributes, ...children) {
   return filled(document.createElementNS(SVG, tag), attributes, children);
 }
 
+/** Return a drawing that can be scrolled, also by keyboard. */
+function scrolled(label, drawing, attributes = {}) {
+  return el("div", { class: "scroll drawing", role: "region", "aria-label": label, tabindex: "0", ...attributes }, drawing);
+}
+
+/** Return an entry of a legend. */
+function swatch(name, text) {
+  return el("span", {}, el("i", { class: `swatch ${name}` }), text);
+}
+
 /** Return a duration in the unit that suits it. */
 function duration(ms) {
   if (ms === null || ms === undefined) {

@@ -231,12 +231,12 @@ function graphOf(report) {
   return el(
     "div",
     {},
-    el("div", { class: "scroll drawing", role: "region", "aria-label": "Graph of the job", tabindex: "0", "data-key": "graph" }, drawing),
+    scrolled("Graph of the job", drawing, { "data-key": "graph" }),
     el(
       "p",
       { class: "legend" },
-      el("span", {}, el("i", { class: "swatch barrier" }), "barrier in a channel"),
-      el("span", {}, el("i", { class: "swatch blocked" }), "blocked: waits for the barrier on another input"),
+      swatch("barrier", "barrier in a channel"),
+      swatch("blocked", "blocked: waits for the barrier on another input"),
       el("span", {}, "numbers on channels: rows not read"),
     ),
   );
