@@ -17,7 +17,7 @@ from spark_abs.settings import Settings
 from spark_abs.snapshots.capture import newest_batch
 from spark_abs.store.activity import RunActivity, StageActivity, read_activity
 from spark_abs.store.control import Control
-from spark_abs.store.history import PATH, History
+from spark_abs.store.history import PATH, History, RunEvents
 from spark_abs.store.lease import read_lease
 from spark_abs.store.root import Root
 
@@ -184,8 +184,11 @@ def status_and_activity(
             last = row
     manifest, damage = _manifest(root, state.job, last)
     activity = None if alive is None else _live_activity(root, alive.run)
-    history = History(root) if root.place(PATH).exists() else None
-    stages = _stages(root, state, manifest, None if alive is None else alive.run, history)
+    events = RunEvents()
+    if run is not None and root.place(PATH).exists():
+        events = History(root).of_run(run.id)
+    live = alive is not None and run is not None and alive.run == run.id
+    stages = _stages(root, state, manifest, events if live else RunEvents())
     found = JobStatus(
         root=root.uri,
         job=state.job,
@@ -205,7 +208,7 @@ def status_and_activity(
         last_aborted=state.aborted[-1] if state.aborted else None,
         pending=tuple(c for c in state.commands if not c.answered),
         stages=_with_activity(stages, activity),
-        aborted=None if run is None or history is None else _aborted(history, run.id),
+        aborted=_aborted(events),
         told_ms=None if activity is None else max(0, now_ms - activity.at_ms),
         kept=len(rows),
         oldest_age_ms=max((row.age_ms for row in rows if row.age_ms is not None), default=None),
@@ -238,13 +241,12 @@ def _with_activity(stages: Sequence[StageStatus], activity: RunActivity | None) 
     )
 
 
-def _aborted(history: History, run: RunId) -> AbortedInRow | None:
-    rows = history.aborted_since_completed(run)
-    if not rows:
+def _aborted(events: RunEvents) -> AbortedInRow | None:
+    if not events.failed:
         return None
-    first, last = rows[0], rows[-1]
+    first, last = events.failed[0], events.failed[-1]
     return AbortedInRow(
-        len(rows),
+        len(events.failed),
         first["at_ms"],
         CheckpointId(last["checkpoint"]),
         last["reason"] or "",
@@ -266,19 +268,15 @@ def _manifest(root: Root, job: str, last: CheckpointRow | None) -> tuple[Manifes
 
 
 def _stages(
-    root: Root, state: ControlState, manifest: Manifest | None, run: RunId | None, history: History | None
+    root: Root, state: ControlState, manifest: Manifest | None, events: RunEvents
 ) -> list[StageStatus]:
-    """Return the stages of the newest attempt; `run` is the live run, None if there is none."""
-    restarts: list[tuple[StageId, BatchId, str]] = []
-    late: list[tuple[CheckpointId, StageId, str]] = []
-    if run is not None and history is not None:
-        restarts, late = history.restarts(run), history.late(run)
-    unsettled = {claim.barrier.id for claim in state.claims if claim.run == run}
-    waiting = {stage: why for checkpoint, stage, why in late if checkpoint in unsettled}
+    """Return the stages of the newest attempt; `events` are those of the live run."""
+    unsettled = {claim.barrier.id for claim in state.claims}
+    waiting = {stage: why for checkpoint, stage, why in events.late if checkpoint in unsettled}
     found = []
-    for name in _names(state, manifest, (stage for stage, _, _ in restarts)):
+    for name in _names(state, manifest, (stage for stage, _, _ in events.restarts)):
         stage = _stage(root, state, name, manifest)
-        mine = [(batch, cause) for failed, batch, cause in restarts if failed == name]
+        mine = [(batch, cause) for failed, batch, cause in events.restarts if failed == name]
         failing = _failing(mine, stage.finished)
         found.append(replace(stage, restarts=len(mine), failing=failing, waiting=waiting.get(name, "")))
     return found

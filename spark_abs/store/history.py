@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from itertools import count
 from typing import Any
@@ -126,6 +126,19 @@ class HistoryRow:
     """Bytes of rows in flight: part of the checkpoint, before the barrier, and not yet read."""
 
 
+@dataclass(frozen=True, slots=True)
+class RunEvents:
+    """What has gone wrong in a run, oldest first."""
+
+    restarts: list[tuple[StageId, BatchId, str]] = field(default_factory=list)
+    """Stage, batch and cause of each restart."""
+    late: list[tuple[CheckpointId, StageId, str]] = field(default_factory=list)
+    """The stages without a cut when a checkpoint was overtaken or aborted, and why."""
+    failed: list[dict[str, Any]] = field(default_factory=list)
+    """`checkpoint`, `at_ms`, `reason` and `detail` of each checkpoint that failed since the newest completed
+    one. Those that a newer one subsumed, and those of a run that stops, have not failed."""
+
+
 @contextmanager
 def unless_refused() -> Iterator[None]:
     """Skip an event that the store refuses: the event itself has happened all the same."""
@@ -161,31 +174,26 @@ class History:
         if len(self._table.delta.file_uris()) > self.MOST_FILES:
             self._table.delta.optimize.compact()
 
-    def restarts(self, run: RunId) -> list[tuple[StageId, BatchId, str]]:
-        """Return stage, batch and cause of each restart of a run, oldest first."""
-        found = self._of(run, (HistoryEvent.STAGE_RESTARTED,), ("stage", "batch", "detail"))
-        return [(StageId(row["stage"]), BatchId(row["batch"]), row["detail"] or "") for row in found]
-
-    def late(self, run: RunId) -> list[tuple[CheckpointId, StageId, str]]:
-        """Return, by time, the stages without a cut when a checkpoint was overtaken or aborted, and why."""
-        found = self._of(run, (HistoryEvent.STAGE_WAITING,), ("checkpoint", "stage", "detail"))
-        return [
-            (CheckpointId(row["checkpoint"]), StageId(row["stage"]), row["detail"] or "") for row in found
-        ]
-
-    def aborted_since_completed(self, run: RunId) -> list[dict[str, Any]]:
-        """Return the checkpoints of a run that failed since its newest completed one, oldest first.
-
-        Those that a newer one subsumed, and those of a run that stops, have not failed. Of each `checkpoint`,
-        `at_ms`, `reason` and `detail`.
-        """
-        columns = ("event", "checkpoint", "reason", "detail")
-        found: list[dict[str, Any]] = []
-        for row in self._of(run, (HistoryEvent.ABORTED, HistoryEvent.COMPLETED), columns):
-            if row["event"] == HistoryEvent.COMPLETED.value:
-                found.clear()
-            elif row["reason"] not in NO_FAILURE:
-                found.append(row)
+    def of_run(self, run: RunId) -> RunEvents:
+        """Return what has gone wrong in a run."""
+        kinds = (
+            HistoryEvent.STAGE_RESTARTED,
+            HistoryEvent.STAGE_WAITING,
+            HistoryEvent.ABORTED,
+            HistoryEvent.COMPLETED,
+        )
+        found = RunEvents()
+        for row in self._of(run, kinds, ("event", "checkpoint", "stage", "batch", "reason", "detail")):
+            why = row["detail"] or ""
+            match row["event"]:
+                case HistoryEvent.STAGE_RESTARTED:
+                    found.restarts.append((StageId(row["stage"]), BatchId(row["batch"]), why))
+                case HistoryEvent.STAGE_WAITING:
+                    found.late.append((CheckpointId(row["checkpoint"]), StageId(row["stage"]), why))
+                case HistoryEvent.COMPLETED:
+                    found.failed.clear()
+                case _ if row["reason"] not in NO_FAILURE:
+                    found.failed.append(row)
         return found
 
     def stage_sizes(self, run: RunId) -> list[dict[str, Any]]:
@@ -207,20 +215,23 @@ class History:
         return rows[-1]["duration_ms"] if rows else None
 
     def _of(self, run: RunId, kinds: Sequence[HistoryEvent], columns: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the events of some kinds of a run by time; none if the table is older than the columns."""
+        """Return the events of some kinds of a run by time."""
         self._table.refresh()
-        wanted = ("at_ms", *columns)
-        if not {*wanted} <= {*self._table.schema.names}:
-            return []
         mine = [("event", "in", [kind.value for kind in kinds]), ("run", "=", int(run))]
-        return self._table.read(wanted, mine).sort_by("at_ms").to_pylist()  # type: ignore[no-any-return]
+        return self._read(("at_ms", *columns), mine).to_pylist()  # type: ignore[no-any-return]
 
     def read(self) -> pa.Table:
-        """Return all events by time, in the columns of `SCHEMA`; columns that the table lacks are null."""
+        """Return all events by time, in the columns of `SCHEMA`."""
         self._table.refresh()
+        return self._read(SCHEMA.names)
+
+    def _read(
+        self, columns: Sequence[str], filters: Sequence[tuple[str, str, object]] | None = None
+    ) -> pa.Table:
+        """Return events by time; columns that came after the table are null."""
         there = set(self._table.schema.names)
-        found = self._table.read([name for name in SCHEMA.names if name in there])
-        for field in SCHEMA:
-            if field.name not in there:
-                found = found.append_column(field, pa.nulls(found.num_rows, field.type))
-        return found.select(SCHEMA.names).sort_by("at_ms")
+        found = self._table.read([name for name in columns if name in there], filters)
+        for name in columns:
+            if name not in there:
+                found = found.append_column(name, pa.nulls(found.num_rows, SCHEMA.field(name).type))
+        return found.select(list(columns)).sort_by("at_ms")

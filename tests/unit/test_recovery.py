@@ -80,8 +80,8 @@ def test_restarts_that_do_not_finish_a_batch_are_counted_in_what_is_said(watched
     watched.fail(OSError("no route"))
     assert watched.recovery.failing.endswith("after 100 ms; 2 restarts have not finished the batch")
     watched.after(100)
-    assert History(watched.root).restarts(RunId(1)) == [(PAIR, BatchId(7), "OSError: no route")] * 2
-    assert History(watched.root).restarts(RunId(2)) == []
+    assert History(watched.root).of_run(RunId(1)).restarts == [(PAIR, BatchId(7), "OSError: no route")] * 2
+    assert History(watched.root).of_run(RunId(2)).restarts == []
 
 
 def test_an_error_of_spark_that_cannot_go_away_is_not_waited_for(watched: Watched) -> None:
