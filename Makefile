@@ -100,12 +100,12 @@ $(VENV)/.installed-stores: $(VENV)/.installed tests/stores/gcs/main.go tests/sto
 	  { cat $@.log; exit 1; }; done
 	@touch $@
 
-# The page in Chromium, with axe's rules of accessibility.
+# The page in Chromium, with axe's rules of accessibility; metrics, alerts and dashboard in Prometheus and Grafana's types.
 test-page: venv $(VENV)/.installed-page
 	@$(BIN)/python -m pytest tests/page
 
 $(VENV)/.installed-page: $(VENV)/.installed
-	@for tool in chromium npm; do command -v $$tool >/dev/null || { echo "$$tool is missing: apt-get install $$tool"; exit 1; }; done
+	@for tool in chromium npm prometheus; do command -v $$tool >/dev/null || { echo "$$tool is missing: apt-get install $$tool"; exit 1; }; done
 	@echo "installing what drives a browser"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test-page]' pyspark==$(SPARK)
 	@npm install --prefix $(VENV)/page --no-save --no-audit --no-fund --loglevel=error axe-core@4.14.1

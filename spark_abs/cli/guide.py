@@ -25,15 +25,21 @@ class Page:
     """A page that the package ships."""
 
     name: str
-    """The argument of the command, such as `restore-runbook`, `protocol` or `adr-2`."""
+    """The argument of the command, such as `restore-runbook`, `protocol`, `adr-2` or a file's name."""
     title: str
     summary: str
     path: str
     """Below the package, such as `guide/loops.md`."""
 
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a file to use, and no page to read."""
+        return not self.path.endswith(".md")
+
     def text(self) -> str:
-        """Return the page as Markdown, without its comments."""
-        return _COMMENT.sub("", _read(self.path))
+        """Return the page as Markdown, without its comments, or the file as it is."""
+        text = _read(self.path)
+        return text if self.is_file else _COMMENT.sub("", text)
 
 
 def pages() -> tuple[Page, ...]:
@@ -61,7 +67,7 @@ def _name(path: str) -> str:
 @output_option
 @click.argument("page", required=False)
 def guide(page: str | None) -> None:
-    """Show a page of the guide; without PAGE, list the pages."""
+    """Show a page of the guide, or print a file of it as it is; without PAGE, list the pages."""
     out = click.get_current_context().ensure_object(Context).out
     known = pages()
     if page is None:
@@ -73,7 +79,8 @@ def guide(page: str | None) -> None:
     if chosen is None:
         raise UsageError(f"there is no page {page!r}: the pages are {', '.join(p.name for p in known)}")
     text = chosen.text()
-    out.result({"name": chosen.name, "title": chosen.title, "text": text}, lambda out: _show(out, text))
+    shown = {"name": chosen.name, "title": chosen.title, "text": text}
+    out.result(shown, lambda out: click.echo(text, nl=False) if chosen.is_file else _show(out, text))
 
 
 def _show(_: Output, text: str) -> None:

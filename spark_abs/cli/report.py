@@ -7,13 +7,16 @@ from pathlib import Path
 
 import click
 
+from spark_abs.cli.health import limits
 from spark_abs.cli.output import size
 from spark_abs.cli.root_command import Context, root_command
+from spark_abs.diagnosis.health import read_health
 from spark_abs.errors import UsageError
+from spark_abs.observe.metrics import read_metrics
 from spark_abs.report.encoding import plain_report
 from spark_abs.report.page import page_of
 from spark_abs.report.reading import RootReader
-from spark_abs.report.server import Following, PageServer
+from spark_abs.report.server import Fresh, PageServer, Served, snapshot
 from spark_abs.store.root import Root
 
 
@@ -62,15 +65,25 @@ LOOPBACK = "127.0.0.1"
     show_default=True,
     help="The address to listen on. Whoever reaches another one than this machine's own can see the page.",
 )
-def serve(ctx: Context, root: Root, port: int, host: str) -> None:
+@limits
+def serve(
+    ctx: Context, root: Root, port: int, host: str, *, max_age: int | None, max_lag: int | None
+) -> None:
     """Serve the page of a root to a browser on this machine, until Ctrl-C; it follows a running job.
 
-    The server only reads the root. It answers GET, and requests that name it by its address.
+    The server only reads the root. It answers GET, and requests that name it by its address. /metrics is for
+    Prometheus, /healthz for a probe of this server; /readyz is 200 if the job is healthy by the rules of
+    `spark-abs health`, with --max-age and --max-lag as there, and 503 if it is not.
     """
-    following = Following(RootReader(root), ctx.now_ms)
-    following.newest()  # a root that cannot be read is told here, not in a browser
+    reader = RootReader(root)
+    served = Served(
+        Fresh(lambda: snapshot(reader, ctx.now_ms())),
+        Fresh(lambda: read_metrics(root, ctx.now_ms())),
+        Fresh(lambda: read_health(root, ctx.now_ms(), max_age, max_lag)),
+    )
+    served.page.newest()  # a root that cannot be read is told here, not in a browser
     try:
-        server = PageServer(host, port, following)
+        server = PageServer(host, port, served)
     except OSError as error:
         raise UsageError(
             f"nothing can listen on {host}, port {port}: {error}; choose another --port"

@@ -66,6 +66,15 @@ def milliseconds(text: str, said: str) -> int:
         raise UsageError(f"{said}: {error}") from None
 
 
+def to_milliseconds(_: click.Context, option: click.Parameter, value: str | None) -> int | None:
+    """Parse a duration in milliseconds: the callback of an option.
+
+    Raises:
+        UsageError: it is no duration.
+    """
+    return None if value is None else milliseconds(value, f"{option.opts[0]} {value!r}")
+
+
 def _choose_output(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
     if value is not None:
         ctx.ensure_object(Context).out.json = value == "json"

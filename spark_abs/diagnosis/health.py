@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spark_abs.observe.headline import without_progress
-from spark_abs.observe.status import JobStatus
+from spark_abs.observe.status import JobStatus, job_status, lease_timeout_ms
 from spark_abs.quantities import duration_said as length
+from spark_abs.store.root import Root
 
 MOST_ABORTED = 3
 """So many checkpoints aborted one after another are not healthy."""
@@ -37,6 +38,16 @@ class Health:
         return f"healthy: {age}, lag {'-' if self.lag_ms is None else length(self.lag_ms)}"
 
 
+def read_health(root: Root, now_ms: int, max_age_ms: int | None, max_lag_ms: int | None) -> Health:
+    """Judge the job at a root as `health` does; without Spark.
+
+    Raises:
+        RootNotFound: there is no job at this root.
+        DamageError: a log cannot be read.
+    """
+    return health(job_status(root, now_ms, lease_timeout_ms()), now_ms, max_age_ms, max_lag_ms)
+
+
 def health(status: JobStatus, now_ms: int, max_age_ms: int | None, max_lag_ms: int | None) -> Health:
     """Judge a job.
 
@@ -49,10 +60,9 @@ def health(status: JobStatus, now_ms: int, max_age_ms: int | None, max_lag_ms: i
         max_lag_ms: how old the oldest row may be that a stage has not read of its channels; None: any age.
     """
     problems = []
-    finished = status.run is not None and (status.run.ended or "").startswith("finished")
     if not status.ready:
         problems.append("a restore is not finished")
-    elif status.alive is None and not finished:
+    elif status.alive is None and not status.finished:
         problems.append("no run is alive" + (": it was killed" if status.killed else ""))
     problems += [without_progress(stage) for stage in status.stages if stage.failing is not None]
     if status.alive is not None and status.aborted is not None and status.aborted.number >= MOST_ABORTED:

@@ -15,6 +15,9 @@ from spark_abs.store.activity import RunActivity
 from spark_abs.store.history import PATH, History, HistoryEvent
 from spark_abs.store.root import Root
 
+JOB = "job_name"
+"""The label of each sample: Flink's, since `job` is Prometheus' own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -42,9 +45,14 @@ def read_metrics(root: Root, now_ms: int) -> str:
 
 def of_job(status: JobStatus, counts: dict[str, int], now_ms: int) -> Iterator[Sample]:
     """Yield what the root says of the job; `counts` has the number of events of each kind."""
-    job = (("job", status.job),)
+    job = ((JOB, status.job),)
     up = status.alive is not None
     yield Sample("up", "Whether a run is alive", up, job)
+    yield Sample(
+        "finished", "Whether the newest run was bounded and has read its input", status.finished, job
+    )
+    if up and status.run is not None:
+        yield Sample("uptime_seconds", "Since the run began", (now_ms - status.run.started_ms) / 1000, job)
     completed = counts.get(HistoryEvent.COMPLETED.value, 0)
     failed = counts.get(HistoryEvent.ABORTED.value, 0)
     restored = counts.get(HistoryEvent.RESTORED.value, 0)
@@ -69,15 +77,17 @@ def of_job(status: JobStatus, counts: dict[str, int], now_ms: int) -> Iterator[S
         yield Sample("last_checkpoint_size_bytes", "Bytes that it wrote", last.size_new, job)
     if last.size_full is not None:
         yield Sample("last_checkpoint_full_size_bytes", "Bytes that a restore reads", last.size_full, job)
-    if up and status.run is not None:
-        yield Sample("uptime_seconds", "Since the run began", (now_ms - status.run.started_ms) / 1000, job)
 
 
 def of_stages(status: JobStatus, now_ms: int) -> Iterator[Sample]:
     """Yield what a live run tells of each stage."""
     for stage in status.stages:
-        labels = (("job", status.job), ("stage", str(stage.stage)))
+        labels = ((JOB, status.job), ("stage", str(stage.stage)))
         yield Sample("num_restarts", "Restarts of the stage in this run", stage.restarts, labels)
+        in_row = 0 if stage.failing is None else stage.failing.restarts
+        yield Sample(
+            "restarts_without_progress", "Restarts at a batch that is not finished yet", in_row, labels
+        )
         late = stage.first and status.alive is not None
         yield Sample("stage_holds_checkpoint_up", "Whether an open checkpoint waits for it", late, labels)
         yield from _live(stage, labels, now_ms)
@@ -113,7 +123,7 @@ def of_run(status: JobStatus, activity: RunActivity | None, now_ms: int) -> Iter
     """Yield what a live run tells of its store and its disks."""
     if activity is None:
         return
-    job = (("job", status.job),)
+    job = ((JOB, status.job),)
     yield Sample(
         "told_age_seconds", "Since the run told of itself", max(0, now_ms - activity.at_ms) / 1000, job
     )

@@ -155,6 +155,11 @@ class JobStatus:
     oldest_age_ms: int | None = None
     """The age of the oldest of them: channels keep their rows since then. None if there is none."""
 
+    @property
+    def finished(self) -> bool:
+        """Whether the newest run was bounded and has read all of its input."""
+        return self.run is not None and (self.run.ended or "").startswith("finished")
+
 
 def job_status(root: Root, now_ms: int, lease_timeout_ms: int) -> JobStatus:
     """Read the status of a job: from `control/`, the last manifest, `history/` and native checkpoints.

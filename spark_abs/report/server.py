@@ -1,4 +1,4 @@
-"""`spark-abs serve`: the page of a root over HTTP, which follows a running job. It only reads."""
+"""`spark-abs serve`: the page of a root, its metrics and its health over HTTP. It only reads."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+from spark_abs.diagnosis.health import Health
 from spark_abs.errors import AbsError
 from spark_abs.report.encoding import embedded, plain_report
 from spark_abs.report.page import page_of, policy
@@ -21,6 +22,7 @@ from spark_abs.report.reading import RootReader
 from spark_abs.report.redaction import redacted
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 ASK_EVERY_MS = 3000
 """How often a page asks for news."""
@@ -36,33 +38,45 @@ class Snapshot:
     etag: str
 
 
-class Following:
-    """The newest data of a root for all requests. Thread-safe: one thread reads, others wait for it."""
+class Fresh(Generic[T]):
+    """A value that is read again after a second, for all requests. Thread-safe: one reads, others wait."""
 
-    def __init__(
-        self, reader: RootReader, now_ms: Callable[[], int], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """Take the reader of a root, the wall clock, and a clock that only advances."""
-        self._reader, self._now_ms, self._clock = reader, now_ms, clock
+    def __init__(self, read: Callable[[], T], clock: Callable[[], float] = time.monotonic) -> None:
+        """Take what reads the value, and a clock that only advances."""
+        self._read, self._clock = read, clock
         self._lock = threading.Lock()
-        self._read: tuple[float, Snapshot] | None = None
+        self._known: tuple[float, T] | None = None
 
-    def newest(self) -> Snapshot:
-        """Return the data of at most a second ago.
-
-        Raises:
-            DamageError: `control/` cannot be read.
-            OSError: the store cannot be read now.
-        """
+    def newest(self) -> T:
+        """Return the value of at most a second ago; errors are those of reading it."""
         with self._lock:
-            if self._read is None or self._clock() - self._read[0] >= READ_EVERY_S:
-                plain = plain_report(self._reader.read(self._now_ms()))
-                timeless = {
-                    name: value for name, value in plain.items() if name not in ("made_ms", "heard_ms")
-                }
-                digest = hashlib.sha256(json.dumps(timeless, separators=(",", ":")).encode()).hexdigest()
-                self._read = (self._clock(), Snapshot(plain, f'"{digest[:32]}"'))
-            return self._read[1]
+            if self._known is None or self._clock() - self._known[0] >= READ_EVERY_S:
+                found = self._read()
+                self._known = (self._clock(), found)
+            return self._known[1]
+
+
+def snapshot(reader: RootReader, now_ms: int) -> Snapshot:
+    """Read the data of the page as of now.
+
+    Raises:
+        DamageError: `control/` cannot be read.
+        OSError: the store cannot be read now.
+    """
+    plain = plain_report(reader.read(now_ms))
+    timeless = {name: value for name, value in plain.items() if name not in ("made_ms", "heard_ms")}
+    digest = hashlib.sha256(json.dumps(timeless, separators=(",", ":")).encode()).hexdigest()
+    return Snapshot(plain, f'"{digest[:32]}"')
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """All that the server tells of a root."""
+
+    page: Fresh[Snapshot]
+    metrics: Fresh[str]
+    """In Prometheus' text format."""
+    health: Fresh[Health]
 
 
 def is_allowed(host: str, own: str) -> bool:
@@ -87,11 +101,11 @@ def is_allowed(host: str, own: str) -> bool:
 
 
 class PageServer(ThreadingHTTPServer):
-    """Answers `/` with the page and `/data.json` with its data."""
+    """Answers `/` with the page, `/data.json` with its data, and the paths of probes and of Prometheus."""
 
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, following: Following) -> None:
+    def __init__(self, host: str, port: int, served: Served) -> None:
         """Listen on a host and a port; 0 is any free port.
 
         Raises:
@@ -99,7 +113,7 @@ class PageServer(ThreadingHTTPServer):
         """
         if ":" in host:
             self.address_family = socket.AF_INET6
-        self.host, self.following = host, following
+        self.host, self.served = host, served
         super().__init__((host, port), _Handler)
 
     @property
@@ -107,6 +121,9 @@ class PageServer(ThreadingHTTPServer):
         """Where a browser finds the page."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.server_address[1]}/"
+
+
+_TEXT = "text/plain"
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -122,26 +139,35 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(with_body=False)
 
     def _answer(self, *, with_body: bool) -> None:
-        if not is_allowed(self.headers.get("Host", ""), self.server.host):
-            self._send(
-                403, "text/plain", "this server is not known by that name: use its address\n", with_body
-            )
-            return
-        path = self.path.partition("?")[0]
-        if path not in ("/", "/data.json"):
-            self._send(404, "text/plain", "there is / and /data.json\n", with_body)
-            return
-        try:
-            found = self.server.following.newest()
-        except (AbsError, OSError) as error:
-            self._send(503, "text/plain", f"{redacted(str(error))}\n", with_body)
-            return
-        if path == "/":
-            self._send(200, "text/html", page_of(found.plain, ASK_EVERY_MS), with_body)
-        elif self.headers.get("If-None-Match") == found.etag:
-            self._send(304, "application/json", "", with_body, found.etag)
+        if is_allowed(self.headers.get("Host", ""), self.server.host):
+            status, kind, text, etag = self._found(self.path.partition("?")[0])
         else:
-            self._send(200, "application/json", embedded(found.plain), with_body, found.etag)
+            status, kind, etag = 403, _TEXT, ""
+            text = "this server is not known by that name: use its address\n"
+        self._send(status, kind, text, with_body, etag)
+
+    def _found(self, path: str) -> tuple[int, str, str, str]:
+        """Return status, kind, text and ETag of an answer."""
+        served = self.server.served
+        try:
+            match path:
+                case "/":
+                    return 200, "text/html", page_of(served.page.newest().plain, ASK_EVERY_MS), ""
+                case "/data.json":
+                    found = served.page.newest()
+                    known = self.headers.get("If-None-Match") == found.etag
+                    text = "" if known else embedded(found.plain)
+                    return 304 if known else 200, "application/json", text, found.etag
+                case "/metrics":
+                    return 200, f"{_TEXT}; version=0.0.4", served.metrics.newest(), ""
+                case "/healthz":  # of this server: the root is not asked
+                    return 200, _TEXT, "alive\n", ""
+                case "/readyz":
+                    health = served.health.newest()
+                    return 200 if health.healthy else 503, _TEXT, f"{redacted(health.line)}\n", ""
+        except (AbsError, OSError) as error:
+            return 503, _TEXT, f"{redacted(str(error))}\n", ""
+        return 404, _TEXT, "there is /, /data.json, /metrics, /healthz and /readyz\n", ""
 
     def _send(self, status: int, kind: str, text: str, with_body: bool, etag: str = "") -> None:
         data = text.encode()
