@@ -61,7 +61,8 @@ def test_commands_in_blocks_are_commands_that_exist(
     monkeypatch.chdir(tmp_path)
     for block in blocks(page):
         for line in block.code.replace("\\\n", " ").splitlines() if block.language == "sh" else ():
-            program, *words = shlex.split(line.partition(" > ")[0]) or [""]
+            program, *words = shlex.split(line) or [""]
+            words = words[: words.index(">")] if ">" in words else words
             if program == "spark-abs":
                 main.make_context(program, words.copy())
                 command, *arguments = words
