@@ -37,7 +37,7 @@ test: check $(VENV)/.classes
 WHEEL := tests/versions/test_wheel.py::test_commands_answer_where_there_is_no_spark
 # What a change must pass to land: `test`, then all else that is not marked `long`. The last line is pytest's own.
 test-ci: test $(VENV)/.broker
-	@echo "pytest, the rest without long tests" && $(PYTEST) -m "not long" \
+	@echo "pytest, the rest without long tests" && $(PYTEST) -m "not long" --durations=25 \
 	  tests/outside tests/crash tests/soak tests/spark $(addprefix --ignore=,$(PART)) $(WHEEL)
 
 # Cheap checks first; the last line is pytest's own.

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.crash.test_rewind_on_spark import CONF, Input, environment, expected, finished, program
 
 RETAINED = {
@@ -48,6 +50,7 @@ def command(verb: str, base: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_every_table_is_whole_after_a_rewind_to_a_cut_that_spark_has_no_more(tmp_path: Path) -> None:
     base, root, fed = tmp_path / "live", str(tmp_path / "kept"), Input(tmp_path / "in1", 0, 1)
     kept = list[dict[str, Any]]()
