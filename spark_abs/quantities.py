@@ -1,10 +1,14 @@
-"""Parsers of setting values: durations, sizes, numbers, choices, and words such as `unlimited`."""
+"""Parsers of setting values: durations, sizes, numbers, choices, and words such as `unlimited`.
+
+The reverse, too: durations, sizes and times as people read them.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Generic, TypeVar
 
@@ -149,6 +153,27 @@ def written(milliseconds: int) -> str:
         (u for u in _MILLISECONDS if milliseconds % _MILLISECONDS[u] == 0), key=_MILLISECONDS.__getitem__
     )
     return f"{milliseconds // _MILLISECONDS[unit]}{unit}"
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def time_said(ms: int, between: str = " ") -> str:
+    """Return a time in the zone of this machine with its offset, such as `2026-01-31 21:15:03.250+01:00`.
+
+    Args:
+        ms: since the epoch.
+        between: what is between the day and the hour; `T` makes it ISO's form.
+    """
+    try:
+        return (_EPOCH + timedelta(milliseconds=ms)).astimezone().isoformat(between, "milliseconds")
+    except OverflowError:  # no calendar has it
+        return f"{ms} ms"
+
+
+def time_ms(moment: datetime) -> int:
+    """Return a time that has a zone in milliseconds since the epoch."""
+    return (moment - _EPOCH) // timedelta(milliseconds=1)
 
 
 def duration_said(ms: int) -> str:

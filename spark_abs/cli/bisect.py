@@ -77,8 +77,8 @@ def _moments(root: str, checkpoints: tuple[str, ...], tables: tuple[str, ...]) -
 
 
 def _text(out: Output, found: Found) -> None:
-    out.line(f"Bad since {found.bad.said}, {moment(found.bad.at_ms)} UTC", "bold")
-    out.line(f"Good until {found.good.said}, {moment(found.good.at_ms)} UTC")
+    out.line(f"Bad since {found.bad.said}, {moment(found.bad.at_ms)}", "bold")
+    out.line(f"Good until {found.good.said}, {moment(found.good.at_ms)}")
     for skipped in found.skipped:
         out.line(f"Not known: {skipped.moment.said} cannot be read: {skipped.reason}")
     for note in found.notes:
@@ -86,7 +86,7 @@ def _text(out: Output, found: Found) -> None:
     out.line("Between them:", "bold")
     for run in found.between.began:
         out.line(
-            f"  run {run.run} of attempt {run.attempt} began at {moment(run.started_ms)} UTC, as process "
+            f"  run {run.run} of attempt {run.attempt} began at {moment(run.started_ms)}, as process "
             f"{run.pid} on {run.host}"
         )
     for stage in found.between.declared:

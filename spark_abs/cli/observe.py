@@ -26,7 +26,7 @@ CHECKPOINTS = (
     ("kind", False),
     ("name", False),
     ("attempt", True),
-    ("completed (UTC)", False),
+    ("completed", False),
     ("age", True),
     ("duration", True),
     ("new", True),
@@ -74,7 +74,7 @@ SNAPSHOTS = (
     ("stage", False),
     ("batch", True),
     ("partitions", True),
-    ("watermark (UTC)", True),
+    ("watermark", True),
     ("start delay", True),
     ("alignment", True),
     ("waited", True),
@@ -138,7 +138,7 @@ def _checkpoint_pairs(shown: Shown) -> Iterator[tuple[str, str]]:
     else:
         origin = f"checkpoint {found.edited.checkpoint} of attempt {found.edited.attempt}"
         yield "job", f"{found.job}, made from {origin} by an edit"
-    yield "completed", f"{moment(found.completed_ms)} UTC"
+    yield "completed", moment(found.completed_ms)
     yield "completed in", duration(found.completed_ms - found.triggered_ms)
     yield "size", f"{size(found.size_full)}, of which new {size(found.size_new)}"
     late = sum(s.dropped_late for s in found.stages)
@@ -170,7 +170,7 @@ def _stage(found: StageSnapshot) -> tuple[str, ...]:
 
 
 EVENTS = (
-    ("time (UTC)", False),
+    ("time", False),
     ("event", False),
     ("id", True),
     ("attempt", True),

@@ -6,10 +6,10 @@ Results go to stdout; errors, questions and progress go to stderr.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 
 import click
 from rich.console import Console
@@ -20,10 +20,9 @@ from rich.text import Text
 from spark_abs.codec import to_plain
 from spark_abs.errors import AbsError
 from spark_abs.model import NO_BATCH, BatchId
-from spark_abs.quantities import duration_said, size_said
+from spark_abs.quantities import duration_said, size_said, time_said
 from spark_abs.snapshots.layout import END_OF_TIME_MS
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 WIDE = 200
 """Columns for output that no terminal wraps."""
 
@@ -37,7 +36,7 @@ class Output:
     def result(self, value: object, text: Callable[[Output], None]) -> None:
         """Print a result: `value` (dataclasses and plain values) as JSON, or as text by calling `text`."""
         if self.json:
-            click.echo(json.dumps(to_plain(value), indent=2))
+            click.echo(json.dumps(plain_result(value), indent=2))
         else:
             text(self)
 
@@ -103,6 +102,45 @@ class Output:
             click.echo(f"spark-abs: {message}", err=True)
 
 
+TIMES = frozenset(
+    f"{name}_ms"
+    for name in (
+        *(
+            "acked",
+            "asked",
+            "at",
+            "began",
+            "completed",
+            "ended",
+            "first",
+            "last_completed",
+            "moment",
+            "moved",
+        ),
+        *("oldest", "since", "started", "timestamp", "triggered", "watermark", "watermark_since"),
+    )
+)
+"""Fields of results that are times; others with this end are lengths of time."""
+
+
+def plain_result(value: object) -> Any:
+    """Return a result as plain values, each time also in ISO's form: `completed_at` by `completed_ms`."""
+    if isinstance(value, (tuple, list)):
+        return [plain_result(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(name): plain_result(item) for name, item in value.items()}
+    if not is_dataclass(value) or isinstance(value, type):
+        return to_plain(value)
+    found: dict[str, Any] = {}
+    for field in fields(value):
+        content = getattr(value, field.name)
+        found[field.name] = plain_result(content)
+        if field.name in TIMES:
+            name = "at" if field.name == "at_ms" else f"{field.name.removesuffix('_ms')}_at"
+            found[name] = None if content in (None, END_OF_TIME_MS) else time_said(content, "T")
+    return found
+
+
 def console(stderr: bool = False) -> Console:
     """Return a console on the current stream; without a terminal it is wide and plain."""
     made = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
@@ -124,10 +162,8 @@ def printable(text: str) -> str:
 
 
 def moment(ms: int | None) -> str:
-    """Return a time in UTC to the millisecond, `-` for None."""
-    if ms is None:
-        return "-"
-    return f"{_EPOCH + timedelta(milliseconds=ms):%Y-%m-%d %H:%M:%S}.{ms % 1000:03d}"
+    """Return a time in the zone of this machine with its offset, `-` for None."""
+    return "-" if ms is None else time_said(ms)
 
 
 def duration(ms: int | None) -> str:

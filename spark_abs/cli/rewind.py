@@ -14,6 +14,7 @@ from spark_abs.cli.output import Output, duration, moment, size
 from spark_abs.cli.restore import agreed, confirmed
 from spark_abs.cli.root_command import Context, milliseconds, output_option, to_moment
 from spark_abs.errors import UsageError
+from spark_abs.quantities import time_ms, time_said
 from spark_abs.rewind.plan import RewindPlan
 from spark_abs.store.failpoint import no_failpoint
 from spark_abs.store.root import Root
@@ -39,7 +40,7 @@ Given = tuple[tuple[Place, ...], tuple[Place, ...]]
     "--before",
     metavar="TIME",
     callback=to_moment,
-    help="The latest moment, as 2026-01-31T20:15 (UTC) or with an offset.",
+    help="The latest moment, as 2026-01-31T20:15, in the zone of this machine or with an offset.",
 )
 @click.option(
     "--at", metavar="QUERY=BATCH", multiple=True, help="The newest batch of one query. May be repeated."
@@ -128,7 +129,7 @@ def rewind(
         written,
         storage=storage,
         now_ms=ctx.now_ms(),
-        before_ms=None if before is None else int(before.timestamp() * 1000),
+        before_ms=None if before is None else time_ms(before),
         at=dict(map(_batch, at)),
         undo_others="rows" in force,
         others_stay="tables" in force,
@@ -223,8 +224,11 @@ def _list(out: Output, given: Given, kept: Root | None) -> None:
     rows += [(at, batches, True) for at, batches in older if batches not in known]
     rows.sort(key=lambda row: row[0], reverse=True)
     names = sorted(rows[0][1]) if rows else []
-    plain = [{"at_ms": at, "batches": batches, "kept": is_kept} for at, batches, is_kept in rows]
-    columns = (("time (UTC)", False), *((name, True) for name in names), ("", False))
+    plain = [
+        {"at_ms": at, "at": time_said(at, "T"), "batches": batches, "kept": is_kept}
+        for at, batches, is_kept in rows
+    ]
+    columns = (("time", False), *((name, True) for name in names), ("", False))
     cells = [
         (moment(at), *(str(batches[name]) for name in names), "kept" if is_kept else "")
         for at, batches, is_kept in rows
@@ -234,7 +238,7 @@ def _list(out: Output, given: Given, kept: Root | None) -> None:
 
 def _show(out: Output, plan: RewindPlan, now_ms: int) -> None:
     ago = duration(max(0, now_ms - plan.moment_ms))
-    out.line(f"Rewind to {moment(plan.moment_ms)} UTC, {ago} ago", "bold")
+    out.line(f"Rewind to {moment(plan.moment_ms)}, {ago} ago", "bold")
     for note in plan.notes:
         out.line(f"Note: {note}")
     for number, step in enumerate(plan.steps, 1):
@@ -249,6 +253,7 @@ def _plain(plan: RewindPlan) -> Mapping[str, Any]:
     return {
         "rewind": plan.journal.rewind,
         "moment_ms": plan.moment_ms,
+        "moment_at": time_said(plan.moment_ms, "T"),
         "queries": [{"name": q.name, "from": q.before, "to": q.batch} for q in plan.journal.queries],
         "tables": [{"table": t.uri, "from": t.before, "to": t.version} for t in plan.journal.tables],
         "steps": plan.steps,

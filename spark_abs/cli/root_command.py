@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Concatenate, ParamSpec, TypeVar
 
 import click
@@ -34,7 +34,7 @@ class Context:
 
 
 def to_moment(_: click.Context, __: click.Parameter, value: str | None) -> datetime | None:
-    """Parse a time in ISO form, UTC unless it has an offset: the callback of an option.
+    """Parse a time in ISO form, of this machine's zone unless it has an offset: the callback of an option.
 
     Raises:
         BadParameter: it is anything else.
@@ -45,9 +45,9 @@ def to_moment(_: click.Context, __: click.Parameter, value: str | None) -> datet
         found = datetime.fromisoformat(value)
     except ValueError:
         raise click.BadParameter(
-            f"{value!r} is no time such as 2026-01-31T20:15, in UTC or with an offset"
+            f"{value!r} is no time such as 2026-01-31T20:15 or 2026-01-31T20:15+01:00"
         ) from None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return found.astimezone()
 
 
 def milliseconds(text: str, said: str) -> int:

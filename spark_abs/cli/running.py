@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
+from spark_abs.cli.output import plain_result
 from spark_abs.cli.root_command import Context, milliseconds, root_command
-from spark_abs.codec import to_plain
 from spark_abs.errors import UsageError
 from spark_abs.manifests.find import check_savepoint_name
 from spark_abs.observe.client import ask_run, new_command, set_live, stop_run
@@ -76,4 +76,4 @@ def stop(ctx: Context, root: Root, name: str | None, drain: bool) -> None:
         answer, how = stop_run(root, name, drain, ctx.now_ms, ctx.pause)
     taken = f"; savepoint {name!r} is checkpoint {answer.checkpoint}" if name else ""
     stopped = how if how.startswith("stopped") else "stopped"
-    ctx.out.result({**to_plain(answer), "ended": how}, lambda out: out.line(f"{stopped}{taken}"))
+    ctx.out.result({**plain_result(answer), "ended": how}, lambda out: out.line(f"{stopped}{taken}"))

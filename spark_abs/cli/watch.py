@@ -121,7 +121,7 @@ def _show(done: Round, out: Output) -> None:
         return
     batches = ", ".join(f"{query} {batch}" for query, batch in done.batches)
     out.line(
-        f"Kept cut {done.kept}, of {moment(done.moment_ms)} UTC, {size(done.size_full)}, of which "
+        f"Kept cut {done.kept}, of {moment(done.moment_ms)}, {size(done.size_full)}, of which "
         f"{size(done.size_new)} are new: {batches}"
     )
 

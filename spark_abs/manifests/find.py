@@ -16,6 +16,7 @@ from spark_abs.manifest import Manifest
 from spark_abs.manifests.manifest_table import PATH, SCHEMA, Checkpoints, Summary, read_rows, row_files
 from spark_abs.model import NO_ATTEMPT, CheckpointId, CheckpointKind, checked_name
 from spark_abs.protocol.control import ControlState
+from spark_abs.quantities import time_ms, time_said
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
@@ -209,7 +210,8 @@ def resolve(to: str | int | datetime, completed: Sequence[Summary], state: Contr
     if not matching:
         what = f"no checkpoint {text!r}"
         if isinstance(to, datetime):
-            what = f"no checkpoint of before {_aware(to):%Y-%m-%d %H:%M:%S %Z} on the current path"
+            said = time_said(_milliseconds(to))
+            what = f"no checkpoint of before {said} on the current path"
         elif text == LATEST:
             what = "no completed checkpoint on the current path"
         raise CheckpointNotFound(f"job {state.job!r} has {what}: {_said(completed)}")
@@ -218,11 +220,11 @@ def resolve(to: str | int | datetime, completed: Sequence[Summary], state: Contr
 
 def cut_by(moment: datetime, summary: Summary) -> bool:
     """Say whether all stages had made their cuts at a moment, which is in UTC unless it has a zone."""
-    return summary.acked_ms <= _aware(moment).timestamp() * 1000
+    return summary.acked_ms <= _milliseconds(moment)
 
 
-def _aware(moment: datetime) -> datetime:
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+def _milliseconds(moment: datetime) -> int:
+    return time_ms(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
 
 
 def _said(completed: Sequence[Summary]) -> str:

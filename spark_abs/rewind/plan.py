@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
 from spark_abs.advice import way
 from spark_abs.cuts.cut import NEVER, Batch
 from spark_abs.errors import Refused
 from spark_abs.markup import plan
+from spark_abs.quantities import time_said
 from spark_abs.rewind.journal import Journal, QueryGoal, TableGoal
 from spark_abs.rewind.kept import KeptCut
 from spark_abs.rewind.query import QueryFacts
@@ -33,7 +33,7 @@ class RewindPlan:
     """The cut whose files come back; None: Spark still has them."""
 
     def _repr_html_(self) -> str:
-        head = f"Rewind to {datetime.fromtimestamp(self.moment_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        head = f"Rewind to {time_said(self.moment_ms)}"
         return plan(head, self.steps, self.notes)
 
     @property

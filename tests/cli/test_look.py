@@ -41,7 +41,7 @@ def test_list_shows_what_is_complete_and_marks_what_was_left_behind(job: SmallJo
         (4, "checkpoint", None, 2, False),
     ]
     text = cli("list").stdout.splitlines()
-    shown = ["id", "kind", "name", "attempt", "completed", "(UTC)", "age", "duration", "new", "full"]
+    shown = ["id", "kind", "name", "attempt", "completed", "age", "duration", "new", "full"]
     assert text[0].split() == shown
     assert text[2].split()[:4] == ["2", "savepoint", "before-upgrade", "1"]
     assert text[2].split()[4:6] == moment(rows[1]["completed_ms"]).split()

@@ -359,7 +359,9 @@ def test_the_newest_checkpoint_of_before_a_moment(job: SmallJob, cli: Cli) -> No
     handle, just_before = spark_abs.open(job.root.uri), cut[3] - timedelta(milliseconds=1)
     assert handle.restore(cut[3], dry_run=True).plan.checkpoint == 3
     assert handle.restore(just_before.replace(tzinfo=None), dry_run=True).plan.checkpoint == 1
-    with pytest.raises(CheckpointNotFound, match=r"no checkpoint of before .* UTC on the current path"):
+    with pytest.raises(
+        CheckpointNotFound, match=r"no checkpoint of before 1970-01-01 .* on the current path"
+    ):
         handle.restore(cut[1] - timedelta(milliseconds=1))
     said = cli.json("restore", "--before", cut[3].isoformat(), "--dry-run")
     assert said["plan"]["checkpoint"] == 3

@@ -38,7 +38,7 @@ def test_the_moments_are_listed_and_one_is_gone_back_to(world: World) -> None:
     """The plan says batches and versions, and a second call finds nothing to change."""
     moments = json.loads(rewind(world, "--list", "--output", "json").stdout)
     assert len(moments) > 2
-    assert rewind(world, "--list").stdout.split()[:2] == ["time", "(UTC)"]
+    assert rewind(world, "--list").stdout.split()[0] == "time"
     oldest = moments[-1]["batches"]
     before = {table: rows_of(world.base / "t" / table) for table in ("bronze", "silver", "gold")}
     asked = [f"--at={query}={batch}" for query, batch in oldest.items()]
