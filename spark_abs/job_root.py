@@ -281,7 +281,7 @@ class JobRoot:
         from spark_abs.restore.apply import RestoreResult, apply
         from spark_abs.restore.prepare import prepare
 
-        speak()
+        speak(self.spark)
         prepared = prepare(
             self.root,
             to,

@@ -54,7 +54,7 @@ def start_job(
     point, the next start does everything again with a newer run number.
     """
     check_session(job.spark)
-    speak()
+    speak(job.spark)
     hush(job.spark)
     if restart not in get_args(Restart):
         raise UsageError(f"restart={restart!r} is neither 'native' nor 'checkpoint'")

@@ -17,6 +17,7 @@ from pyspark.errors import AnalysisException, PySparkRuntimeError
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_abs.errors import SparkNotStarted, UsageError
+from spark_abs.logs import STRUCTURED
 from spark_abs.model import PROVIDER_KEY, Provider
 from spark_abs.spark.gateway import KnownJars, may_name_jars, quiet_log
 from spark_abs.spark.versions import (
@@ -101,7 +102,7 @@ def spark_session(
     else:
         builder = _fetching(builder, packages)
     try:
-        with quiet_log():
+        with quiet_log(structured=conf.get(STRUCTURED, "false") == "true"):
             session = builder.config(map=dict(conf)).getOrCreate()
     except PySparkRuntimeError as error:
         if error.getCondition() != "JAVA_GATEWAY_EXITED":

@@ -175,7 +175,7 @@ class _Host:
 
     def __init__(self, root: Root, spark: SparkSession, settings: JobSettings) -> None:
         check_session(spark, "a wrapped query")
-        speak()
+        speak(spark)
         hush(spark)
         refuse_unsupported_session(spark)
         resolved = wrapped_settings(session_settings(spark), settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
@@ -13,6 +14,7 @@ from typing import cast
 import pandas
 import pyspark
 import pytest
+from pyspark.logger import SPARK_LOG_SCHEMA
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -181,6 +183,45 @@ def test_a_plain_session_is_told_what_it_lacks_and_where_to_set_it(
     assert packages == ((False, False) if theirs else (True, True))
     assert "spark_session" not in own
     assert not root.exists()
+
+
+STRUCTURED = """
+import logging
+import spark_abs
+from spark_abs.logs import speak
+
+conf = {"spark.log.structuredLogging.enabled": "true", "spark.ui.enabled": "false"}
+session = spark_abs.spark_session("json", "local[1]", **conf)
+speak(session)
+log = logging.getLogger("spark_abs.run.run")
+log.info("checkpoint %d is complete", 7)
+try:
+    raise ValueError("no rows")
+except ValueError:
+    log.exception("stage %s failed", "match")
+session._jvm.org.apache.logging.log4j.LogManager.getLogger("theirs").warn("of the JVM")
+session.stop()
+"""
+
+
+def test_a_session_with_structured_logs_has_ours_in_the_same_schema(spark: SparkSession) -> None:
+    """Spark reads the lines of both, written in another zone, and their times are those of now."""
+    env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_SUBMIT_OPTS": java_options()}
+    command = [sys.executable, "-c", STRUCTURED]
+    before = time.time()
+    done = subprocess.run(command, capture_output=True, text=True, env={**env, "TZ": "Asia/Tokyo"})
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("WARNING: ")]  # of java
+    read = spark.read.schema(SPARK_LOG_SCHEMA).json(spark.sparkContext.parallelize(lines))
+    assert read.where("level IS NULL OR ts IS NULL").count() == 0
+    rows = read.where("logger = 'theirs' OR level <> 'WARN'").collect()
+    assert [(row.level, row.logger, row.msg) for row in rows] == [
+        ("INFO", "spark_abs.run.run", "checkpoint 7 is complete"),
+        ("ERROR", "spark_abs.run.run", "stage match failed"),
+        ("WARN", "theirs", "of the JVM"),
+    ]
+    assert (rows[1].exception["class"], rows[1].exception.msg) == ("ValueError", "no rows")
+    assert all(before - 1 <= row.ts.timestamp() <= time.time() for row in rows)
 
 
 def test_a_session_that_is_there_takes_what_can_be_set_while_it_runs(

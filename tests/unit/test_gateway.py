@@ -60,6 +60,9 @@ def test_a_configuration_of_the_log_is_left_alone(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(OPTIONS, "-Dmine=1")
     with quiet_log():
         assert os.environ[OPTIONS].startswith("-Dmine=1 -Dlog4j2.configurationFile=file:///")
+    with quiet_log(structured=True):
+        assert os.environ[OPTIONS].endswith("/log4j2-json.properties")
+        assert os.environ[OPTIONS].count(",file:///") == 1
     assert os.environ[OPTIONS] == "-Dmine=1"
     (tmp_path / "log4j2.properties").touch()
     with quiet_log():

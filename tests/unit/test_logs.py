@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -38,4 +39,8 @@ def test_it_is_heard_once_and_as_configured(script: str, expected: list[str]) ->
     code = "import logging; from spark_abs.logs import speak; " + script.replace("SAY", SAY)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     lines = done.stderr.splitlines()
+    own = [line for line in lines if "INFO" in line]
+    assert [
+        line for line in own if not re.match(r"\d{4}-\d\d-\d\d [\d:]{8}\.\d{3}[+-]\d\d:\d\d INFO ", line)
+    ] == []
     assert [line[-len(end) :] for line, end in zip(lines, expected, strict=True)] == expected
