@@ -523,6 +523,14 @@ class Settings:
             values[live[name].field] = _read(live[name], value, name)
         return replace(self, **values)._agreeing()
 
+    def given(self) -> str:
+        """Describe the settings that differ from their defaults, e.g. `interval 30s, keep 5`; no secret."""
+        return ", ".join(
+            f"{s.argument} {shown(s, value)}"
+            for s in SETTINGS
+            if not s.secret and (value := getattr(self, s.field)) != s.read(s.default)
+        )
+
     def differences(self, after: Settings) -> str:
         """Describe the changes, e.g. `interval 10s -> 30s, timeout 10m -> 5m`; empty if there are none."""
         return ", ".join(
@@ -547,10 +555,12 @@ def session_settings(spark: SparkSession) -> dict[str, str]:
 
 def shown(setting: Setting, value: object) -> str:
     """Write a value as a user would write it."""
-    if value is None and setting.read is duration_or_off:
-        return "off"
+    if value is None:
+        return {duration_or_off: "off", duration_or_auto: "auto"}.get(setting.read, UNLIMITED)
     if isinstance(value, int) and setting.timed:
         return written(value)
+    if setting.read in (size_bytes, size_or_unlimited):
+        return f"{value}b"
     return str(value)
 
 

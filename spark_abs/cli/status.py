@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import click
 
-from spark_abs.cli.output import Output, batch_number, duration, one_line, size, text_of
+from spark_abs.cli.output import Output, batch_number, duration, one_line, plain_result, size, text_of
 from spark_abs.cli.root_command import Context, root_command
-from spark_abs.codec import to_plain
 from spark_abs.model import RunKind
 from spark_abs.observe.headline import headline
 from spark_abs.observe.status import JobStatus, StageStatus, job_status, lease_timeout_ms
@@ -72,7 +71,7 @@ def _look(ctx: Context, root: Root) -> None:
     now = ctx.now_ms()
     found = job_status(root, now, lease_timeout_ms())
     if ctx.out.json:
-        click.echo(json.dumps(to_plain(found)))
+        click.echo(json.dumps(plain_result(found)))
     else:
         click.clear()
         _text(ctx.out, found, now)
@@ -101,6 +100,8 @@ def _pairs(found: JobStatus, now_ms: int) -> Iterator[tuple[str, str]]:
         if found.killed:
             how = "killed, or its machine was lost: it recorded no end"
         yield "run", f"{run.id}{kind}, begun {began} ago by process {run.pid} on {run.host}, {how}"
+    if found.settings:
+        yield "settings", found.settings
     if found.alive is not None:
         told = "" if found.told_ms is None else f"; it told of its stages {duration(found.told_ms)} ago"
         yield "alive", f"yes, its lease was renewed {duration(found.alive.heard_ms)} ago{told}"

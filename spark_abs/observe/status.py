@@ -155,6 +155,9 @@ class JobStatus:
     oldest_age_ms: int | None = None
     """The age of the oldest of them: channels keep their rows since then. None if there is none."""
 
+    settings: str = ""
+    """Those of the newest run that differ from their defaults, as it started; empty if none are recorded."""
+
     @property
     def finished(self) -> bool:
         """Whether the newest run was bounded and has read all of its input."""
@@ -214,6 +217,7 @@ def status_and_activity(
         pending=tuple(c for c in state.commands if not c.answered),
         stages=_with_activity(stages, activity),
         aborted=_aborted(events),
+        settings=events.settings[-1] if events.settings else "",
         told_ms=None if activity is None else max(0, now_ms - activity.at_ms),
         kept=len(rows),
         oldest_age_ms=max((row.age_ms for row in rows if row.age_ms is not None), default=None),

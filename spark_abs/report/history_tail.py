@@ -99,6 +99,7 @@ _EVENT_COLUMNS: Sequence[str] = (
     "stage",
     "reason",
     "detail",
+    "settings",
 )
 
 

@@ -163,8 +163,11 @@ class Events:
         self._others = self._others[-MOST_EVENTS:]
 
 
+_TEXTS = ("name", "reason", "detail", "settings")
+
+
 def _event(row: Row) -> EventLine:
-    text = ": ".join(part for part in (row.get("name"), row.get("reason"), row.get("detail")) if part)
+    text = ": ".join(part for part in map(row.get, _TEXTS) if part)
     return EventLine(
         row["at_ms"],
         row["event"],

@@ -154,7 +154,8 @@ def begin(
         abort_open(control, checkpoints, run)
         job.failpoint("start.abort.after")
         here = f"{socket.gethostname()}:{os.getpid()}"
-        row = HistoryRow(now_ms(), HistoryEvent.RUN_STARTED, ctx.attempt, run, detail=here)
+        given = ctx.settings.given()
+        row = HistoryRow(now_ms(), HistoryEvent.RUN_STARTED, ctx.attempt, run, detail=here, settings=given)
         History(job.root).append([row])
         return replace(ctx, control_version=control.version)
     except BaseException as error:

@@ -52,6 +52,7 @@ SCHEMA = pa.schema(
         ("backpressured_ms", pa.int64()),
         ("mode", pa.string()),
         ("inflight_bytes", pa.int64()),
+        ("settings", pa.string()),
     ]
 )
 
@@ -124,11 +125,13 @@ class HistoryRow:
     """The mode of the barrier at this moment."""
     inflight_bytes: int | None = None
     """Bytes of rows in flight: part of the checkpoint, before the barrier, and not yet read."""
+    settings: str | None = None
+    """Of a run that starts: those that differ from their defaults."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunEvents:
-    """What has gone wrong in a run, oldest first."""
+    """What has happened in a run, oldest first."""
 
     restarts: list[tuple[StageId, BatchId, str]] = field(default_factory=list)
     """Stage, batch and cause of each restart."""
@@ -137,6 +140,8 @@ class RunEvents:
     failed: list[dict[str, Any]] = field(default_factory=list)
     """`checkpoint`, `at_ms`, `reason` and `detail` of each checkpoint that failed since the newest completed
     one. Those that a newer one subsumed, and those of a run that stops, have not failed."""
+    settings: list[str] = field(default_factory=list)
+    """With which the run started; empty texts of earlier versions, nothing if none are recorded."""
 
 
 @contextmanager
@@ -175,15 +180,17 @@ class History:
             self._table.delta.optimize.compact()
 
     def of_run(self, run: RunId) -> RunEvents:
-        """Return what has gone wrong in a run."""
+        """Return what a status needs to know of a run."""
         kinds = (
             HistoryEvent.STAGE_RESTARTED,
             HistoryEvent.STAGE_WAITING,
             HistoryEvent.ABORTED,
             HistoryEvent.COMPLETED,
+            HistoryEvent.RUN_STARTED,
         )
+        columns = ("event", "checkpoint", "stage", "batch", "reason", "detail", "settings")
         found = RunEvents()
-        for row in self._of(run, kinds, ("event", "checkpoint", "stage", "batch", "reason", "detail")):
+        for row in self._of(run, kinds, columns):
             why = row["detail"] or ""
             match row["event"]:
                 case HistoryEvent.STAGE_RESTARTED:
@@ -192,6 +199,8 @@ class History:
                     found.late.append((CheckpointId(row["checkpoint"]), StageId(row["stage"]), why))
                 case HistoryEvent.COMPLETED:
                     found.failed.clear()
+                case HistoryEvent.RUN_STARTED:
+                    found.settings.append(row["settings"] or "")
                 case _ if row["reason"] not in NO_FAILURE:
                     found.failed.append(row)
         return found

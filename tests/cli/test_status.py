@@ -164,3 +164,12 @@ def test_late_stages_of_another_run_are_not_taken(job: SmallJob, cli: Cli, run: 
     late = (Late(CheckpointId(2), StageId("a"), CALLS, True),)
     write_activity(job.root, RunActivity(run, NOW, (StageActivity(StageId("a")),), late))
     assert cli.json("status")["stages"][0]["waiting"] == (CALLS if run == job.run else "")
+
+
+def test_the_settings_of_a_run_are_shown_also_after_its_end(job: SmallJob, cli: Cli) -> None:
+    assert "settings" not in cli("status").stdout
+    row = HistoryRow(NOW, HistoryEvent.RUN_STARTED, job.attempt, job.run, settings="interval 30s, keep 5")
+    History(job.root).append([row])
+    assert cli.json("status")["settings"] == "interval 30s, keep 5"
+    (line,) = (line for line in cli("status").stdout.splitlines() if line.startswith("settings"))
+    assert line.split(maxsplit=1)[1].strip() == "interval 30s, keep 5"

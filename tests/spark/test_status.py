@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -47,7 +45,7 @@ class SlowSink:
     def mail(self, frame: DataFrame, _: int) -> None:
         frame.collect()
         self.called.set()
-        self.freed.wait()
+        self.freed.wait(120)
 
     def job(self) -> Job:
         job = Job("shop", root=self.root, spark=self.spark, interval="1s", timeout="3s")
@@ -69,15 +67,10 @@ class SlowSink:
         return next(stage for stage in self.status().stages if stage.stage == "tell")
 
 
-@pytest.fixture
-def shop(spark: SparkSession, tmp_path: Path, start: Start) -> Iterator[SlowSink]:
-    """It asks for `start`, so the function is free before the job is stopped."""
-    slow = SlowSink(spark, tmp_path)
-    yield slow
-    slow.freed.set()
-
-
-def test_a_function_that_outlasts_every_checkpoint_is_named_first(shop: SlowSink, start: Start) -> None:
+def test_a_function_that_outlasts_every_checkpoint_is_named_first(
+    spark: SparkSession, tmp_path: Path, start: Start
+) -> None:
+    shop = SlowSink(spark, tmp_path)
     shop.write(1)
     run = start(shop.job())
     eventually(run, shop.called.is_set, "the function is called")
@@ -91,6 +84,7 @@ def test_a_function_that_outlasts_every_checkpoint_is_named_first(shop: SlowSink
 
     eventually(run, culprit, "the stage with the function is first")
     found = shop.status()
+    assert found.settings == "interval 1s, timeout 3s"
     tell, said = found.stages[0], headline(found, now_ms())
     activity = tell.activity
     assert activity is not None
@@ -113,7 +107,7 @@ def test_a_function_that_outlasts_every_checkpoint_is_named_first(shop: SlowSink
     judged = health(shop.status(), now_ms(), max_age_ms=1_000, max_lag_ms=None)
     assert not judged.healthy
     assert "no checkpoint was ever completed" in judged.line
-    held = 'spark_abs_stage_holds_checkpoint_up{job="shop",stage="tell"} 1'
+    held = 'spark_abs_stage_holds_checkpoint_up{job_name="shop",stage="tell"} 1'
     eventually(run, lambda: held in read_metrics(root, now_ms()), "the metric while one is open")
 
     def unread() -> int:

@@ -55,6 +55,23 @@ def test_the_later_layer_wins() -> None:
     )
 
 
+def test_what_differs_from_the_defaults_is_said_as_one_would_write_it_and_no_secret() -> None:
+    assert Settings.resolve(None, {}, {}, {}).given() == ""
+    given = {
+        "interval": "30s",
+        "keep": "3 1d:all",
+        "max_bytes_per_batch": "1mb",
+        "capacity_bytes": "unlimited",
+        "secret_access_key": "hidden",
+    }
+    said = Settings.resolve(None, {}, {}, given).given()
+    assert set(said.split(", ")) == {
+        *("interval 30s", "keep 3 1d:all", "max_bytes_per_batch 1048576b", "capacity_bytes unlimited")
+    }
+    again = dict(part.split(" ", 1) for part in said.split(", "))
+    assert Settings.resolve(None, {}, {}, again).given() == said
+
+
 def test_live_settings_are_changed_by_their_names_as_arguments() -> None:
     before = resolve()
     after = before.changed(

@@ -618,6 +618,7 @@ function settingsView(report) {
   const newestOfPath = newestCut(report);
   const partitions = newestOfPath ? newestOfPath.stages.filter((stage) => stage.partitions > 0) : [];
   const changes = report.events.filter((event) => event.event === "settings-changed");
+  const starts = report.events.filter((event) => event.event === "run-started");
   const sinks = report.stages.flatMap((stage) => stage.sinks.map((sink) => ({ ...sink, stage: stage.name })));
   return [
     section(
@@ -634,6 +635,7 @@ function settingsView(report) {
         ["Stored checkpoints", count(report.checkpoints.filter((line) => line.stored).length)],
       ]),
     ),
+    section("As runs began", table("Settings of runs", [["Time", (event) => moment(event.at_ms)], ["Run", (event) => count(event.run), true], ["Process, and settings other than their defaults", (event) => event.text]], [...starts].reverse(), "No start of a run is recorded.")),
     section("Changed while the job ran", table("Changed settings", [["Time", (event) => moment(event.at_ms)], ["Run", (event) => count(event.run), true], ["Change", (event) => event.text]], [...changes].reverse(), "No setting was changed while the job ran.")),
     section("Sinks", table("Sinks and their options", [["Sink", (sink) => `${sink.stage}/${sink.name}`], ["Kind", (sink) => sink.kind], ["Where", (sink) => sink.place || "–"], ["Options", (sink) => sink.options.join("; ") || "–"]], sinks, "No sink is recorded.")),
     section("State", table("Partitions of state", [["Stage", (stage) => stageLink(stage.stage)], ["Partitions", (stage) => count(stage.partitions), true], ["Files", (stage) => count(stage.files), true], ["State", (stage) => bytes(stage.size_full), true]], partitions, "No stage has state that is stored.")),
