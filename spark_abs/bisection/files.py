@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from urllib.parse import unquote
 
-from spark_abs.errors import DamageError
-from spark_abs.snapshots.layout import source_log_file
+from spark_abs.snapshots.layout import source_entries, source_log_file
 
 
 def files_between(
@@ -37,16 +35,5 @@ def files_between(
     holders = [at for at in compact if merged and at >= merged[0]]
     if holders:
         wanted.append(compact[next((at for at in holders if at >= merged[-1]), holders[-1])])
-    found = {entry for name in wanted for entry in _entries(read(name))}
+    found = {(e.batch, unquote(e.path)) for name in wanted for e in source_entries(read(name))}
     return tuple(path for batch, path in sorted(found) if after < batch <= until)
-
-
-def _entries(text: str) -> list[tuple[int, str]]:
-    found = []
-    for line in text.splitlines()[1:]:
-        try:
-            plain = json.loads(line)
-            found.append((int(plain["batchId"]), unquote(str(plain["path"]))))
-        except (ValueError, KeyError, TypeError) as error:
-            raise DamageError(f"the log of a file source has the line {line[:80]!r}") from error
-    return found

@@ -8,7 +8,7 @@ from typing import Any
 
 from spark_abs.manifest import StageSnapshot, StoredFile
 from spark_abs.model import StageId, positions_of
-from spark_abs.snapshots.layout import file_source_offset, parse_offsets, source_log_file
+from spark_abs.snapshots.layout import file_source_offset, parse_offsets, source_entries, source_log_file
 from spark_abs.snapshots.operators import stored_texts
 from spark_abs.store.root import Root
 
@@ -87,6 +87,5 @@ def _files(root: Root, snapshot: StageSnapshot, source: str, batch: int) -> tupl
     if not logs:
         return ()
     file = logs[min(logs)]
-    lines = stored_texts(root, [file])[file.path].splitlines()[1:]
-    entries = [json.loads(line) for line in lines]
-    return tuple(str(entry["path"]) for entry in entries if entry["batchId"] == batch)
+    entries = source_entries(stored_texts(root, [file])[file.path])
+    return tuple(entry.path for entry in entries if entry.batch == batch)

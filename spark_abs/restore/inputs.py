@@ -6,7 +6,6 @@ of the file source, in the native checkpoint, has the files that were read.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.sources import match
 from spark_abs.restore.delta_inputs import DeltaInputs, delta_inputs
 from spark_abs.snapshots.kafka_offsets import KAFKA, Available, Partition, kafka_offsets, missing
-from spark_abs.snapshots.layout import file_source_offset, parse_offsets, source_log_file
+from spark_abs.snapshots.layout import file_source_offset, parse_offsets, source_entries, source_log_file
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 
@@ -144,10 +143,9 @@ def _logged_after(log: Place, until: int) -> Iterator[str]:
         file = source_log_file(info.base_name)
         if file is None or file.number <= until:
             continue
-        for line in (log.read(info.base_name) or b"").decode().splitlines()[1:]:
-            entry = json.loads(line)
-            if int(entry["batchId"]) > until:
-                yield str(entry["path"])
+        for entry in source_entries((log.read(info.base_name) or b"").decode()):
+            if entry.batch > until:
+                yield entry.path
 
 
 def _is_gone(root: Root, uri: str) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 
 from spark_abs.errors import DamageError
 from spark_abs.snapshots.layout import (
     SourceLogFile,
     file_source_logs,
+    source_entries,
     source_log_file,
     state_file,
 )
@@ -87,14 +87,13 @@ def _entries_until(
         return []
     later = sorted((log.number, name) for name, log in logs.items() if log.compact and log.number > until)
     if later:
-        _, entries = _entries(read(later[0][1]))
-        return [(number, line) for number, line in entries if number <= until]
+        return [(e.batch, e.line) for e in source_entries(read(later[0][1])) if e.batch <= until]
     made = cut_source_log(logs, until, read)
     there = {name: log for name in (*logs, *made) if (log := source_log_file(name)) is not None}
     found: dict[tuple[int, str], None] = {}
     for name in sorted(file_source_logs(there, until), key=lambda name: there[name].number):
-        _, entries = _entries(made[name] if name in made else read(name))
-        found |= dict.fromkeys(entries)
+        entries = source_entries(made[name] if name in made else read(name))
+        found |= dict.fromkeys((entry.batch, entry.line) for entry in entries)
     return list(found)
 
 
@@ -120,13 +119,14 @@ def cut_source_log(names: Iterable[str], until: int, read: Callable[[str], str])
         later = sorted((log.number, name) for name, log in logs.items() if log.compact and log.number > until)
         if not later:
             raise DamageError(f"the log of a file source: {missing.args[0]}") from missing
-        head, entries = _entries(read(later[0][1]))
+        text = read(later[0][1])
+        head, entries = text.partition("\n")[0], source_entries(text)
         interval = _interval(logs)
         base = (until + 1) // interval * interval - 1
         wanted = [(base, f"{base}.compact")] if base >= 0 else []
         wanted += [(number, str(number)) for number in range(base + 1, until + 1)]
         return {
-            name: "\n".join([head, *(text for number, text in entries if _belongs(number, at, name))])
+            name: "\n".join([head, *(e.line for e in entries if _belongs(e.batch, at, name))])
             for at, name in wanted
             if name not in logs
         }
@@ -144,16 +144,3 @@ def _interval(logs: Mapping[str, SourceLogFile]) -> int:
         return compact[-1] - compact[-2]
     batches = compact[0] + 1
     return next((n for n in range(_INTERVAL, batches // 2 + 1) if batches % n == 0), batches)
-
-
-def _entries(text: str) -> tuple[str, list[tuple[int, str]]]:
-    head, *lines = text.split("\n")
-    found = []
-    for line in lines:
-        if not line:
-            continue
-        try:
-            found.append((int(json.loads(line)["batchId"]), line))
-        except (ValueError, KeyError, TypeError) as error:
-            raise DamageError(f"the log of a file source has the line {line[:80]!r}") from error
-    return head, found

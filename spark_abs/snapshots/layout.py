@@ -248,6 +248,32 @@ def is_file_source_log(text: str) -> bool:
     return False
 
 
+@dataclass(frozen=True, slots=True)
+class SourceEntry:
+    """A line of the log of a file source: a file that a batch has read."""
+
+    batch: int
+    path: str
+    """The URI, as Spark writes it."""
+    line: str
+
+
+def source_entries(text: str) -> list[SourceEntry]:
+    """Parse a file of the log of a file source, plain or compact; its first line is the version.
+
+    Raises:
+        DamageError: a line is not as Spark writes it.
+    """
+    found = []
+    for line in filter(None, text.split("\n")[1:]):
+        try:
+            plain = json.loads(line)
+            found.append(SourceEntry(int(plain["batchId"]), str(plain["path"]), line))
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamageError(f"the log of a file source has the line {line[:80]!r}") from error
+    return found
+
+
 def file_source_logs(files: Mapping[str, SourceLogFile], offset: int) -> tuple[str, ...]:
     """Choose the log files of a file source up to `offset`: the newest compact files and all later files.
 
