@@ -1,6 +1,6 @@
 /* The job as a graph in layers, with barriers, blocked channels and what has not been read. */
 
-const NODE = { width: 178, height: 52, leaf: 34, across: 84, down: 16 };
+const NODE = { width: 188, height: 52, leaf: 34, across: 100, down: 16 };
 
 /** Return the nodes of the graph: stages, and leaves for what they read and write outside of the job. */
 function graphNodes(report) {
@@ -148,7 +148,9 @@ function drawEdge(graph, edge) {
     }
     const lag = channel.blocked ? "blocked" : channel.rows ? `${short(count(channel.rows), 9)}${channel.more ? "+" : ""}` : "";
     if (!back && lag) {
-      parts.push(svg("text", { class: `lag${channel.blocked ? " blocked" : ""}`, x: x2 - 12, y: y2 - 8, "text-anchor": "end" }, lag));
+      // Beside the middle, on the free side: edges meet at their ends.
+      const [x, y] = [(x1 + x2) / 2 + (y2 < y1 ? -6 : 6), (y1 + y2) / 2 + (y2 < y1 ? 18 : -8)];
+      parts.push(svg("text", { class: `lag${channel.blocked ? " blocked" : ""}`, x, y }, lag));
     }
   }
   return svg("g", {}, parts);
@@ -178,7 +180,7 @@ function drawNode(report, node, open) {
   }
   const stage = node.stage;
   const state = barrierState(report, stage, open);
-  const batch = stage.planned === null ? "no batch yet" : stage.planned !== stage.finished ? `batch ${stage.planned} runs` : `batch ${stage.finished}`;
+  const batch = stage.planned === null ? "no batch yet" : `batch ${stage.planned}`;
   const said = state ? { passed: `▌${open.id} passed`, aligning: `▌${open.id} aligning`, awaited: `▌${open.id} awaited` }[state] : "";
   return svg(
     "a",
