@@ -556,7 +556,8 @@ def session_settings(spark: SparkSession) -> dict[str, str]:
 def shown(setting: Setting, value: object) -> str:
     """Write a value as a user would write it."""
     if value is None:
-        return {duration_or_off: "off", duration_or_auto: "auto"}.get(setting.read, UNLIMITED)
+        words = ((duration_or_off, "off"), (duration_or_auto, "auto"))
+        return next((word for read, word in words if setting.read is read), UNLIMITED)
     if isinstance(value, int) and setting.timed:
         return written(value)
     if setting.read in (size_bytes, size_or_unlimited):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
+import spark_abs
 from spark_abs.errors import AbortReason
 from spark_abs.model import StageId
 from spark_abs.store.activity import Longest, Phase, RunActivity, StageActivity, write_activity
@@ -65,6 +67,17 @@ def test_a_restore_that_took_longer_than_checkpoints_are_kept(job: SmallJob, cli
     History(job.root).append([row])
     (found,) = cli.json("doctor", exits=1)
     assert (found["kind"], "the last restore took 10.0 min" in found["said"]) == ("retention-too-short", True)
+
+
+def test_a_real_restore_of_checkpoints_of_a_moment_is_one_that_takes_longer(job: SmallJob, cli: Cli) -> None:
+    """The checkpoints are milliseconds apart."""
+    job.checkpoint(1)
+    job.checkpoint(2)
+    spark_abs.open(job.root.uri).restore(1)
+    said = [one["said"] for one in cli.json("doctor", exits=1) if one["kind"] == "retention-too-short"]
+    assert re.match(
+        r"The checkpoints that are kept reach back \d+ ms \(keep=\?\), and the last restore ", said[0]
+    )
 
 
 def test_health_is_an_exit_code_and_one_line(job: SmallJob, cli: Cli) -> None:

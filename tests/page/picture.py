@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -47,7 +48,7 @@ INPUTS = (
 
 def stages() -> tuple[Stage, ...]:
     passed = {"clicks": OPEN, "orders": OPEN, "match": OPEN - 1, "totals": OPEN - 1, "mail": OPEN - 1}
-    more: dict[str, dict[str, tuple[object, ...]]] = {
+    more: dict[str, dict[str, Any]] = {
         "clicks": {"sources": ("kafka source clicks",)},
         "orders": {"sources": ("json source /data/orders",)},
         "match": {
@@ -63,7 +64,7 @@ def stages() -> tuple[Stage, ...]:
     return tuple(
         Stage(
             StageId(name), finished=2_000 + OPEN, planned=2_001 + OPEN, passed=CheckpointId(at), **more[name]
-        )  # type: ignore[arg-type]
+        )
         for name, at in passed.items()
     )
 

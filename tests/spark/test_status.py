@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -45,7 +47,7 @@ class SlowSink:
     def mail(self, frame: DataFrame, _: int) -> None:
         frame.collect()
         self.called.set()
-        self.freed.wait(120)
+        self.freed.wait()
 
     def job(self) -> Job:
         job = Job("shop", root=self.root, spark=self.spark, interval="1s", timeout="3s")
@@ -67,10 +69,15 @@ class SlowSink:
         return next(stage for stage in self.status().stages if stage.stage == "tell")
 
 
-def test_a_function_that_outlasts_every_checkpoint_is_named_first(
-    spark: SparkSession, tmp_path: Path, start: Start
-) -> None:
-    shop = SlowSink(spark, tmp_path)
+@pytest.fixture
+def shop(spark: SparkSession, tmp_path: Path, start: Start) -> Iterator[SlowSink]:
+    """It asks for `start`, so the function is free before the job is stopped."""
+    slow = SlowSink(spark, tmp_path)
+    yield slow
+    slow.freed.set()
+
+
+def test_a_function_that_outlasts_every_checkpoint_is_named_first(shop: SlowSink, start: Start) -> None:
     shop.write(1)
     run = start(shop.job())
     eventually(run, shop.called.is_set, "the function is called")
