@@ -173,3 +173,5 @@ class AbortReason(StrEnum):
     """All stages acknowledged, but the manifest could not be committed."""
     STATE_MISSING = "state-missing"
     """Bytes that the manifest names were gone before it was committed."""
+    CANCELLED = "cancelled"
+    """Somebody cancelled it."""

@@ -15,14 +15,14 @@ from spark_abs.errors import UsageError
 from spark_abs.logs import speak
 from spark_abs.manifests.find import check_savepoint_name
 from spark_abs.model import CheckpointId
-from spark_abs.observe.client import ask_run, new_command, set_live, stop_run
+from spark_abs.observe.client import PATIENCE_S, ask_run, new_command, resume_sources, set_live, stop_run
 from spark_abs.observe.inspect import Inspection
 from spark_abs.observe.listing import checkpoint_table, event_table
 from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.observe.status import JobStatus, job_status, lease_timeout_ms
 from spark_abs.observe.tables import create_views, read_sink, tables_at
 from spark_abs.observe.verification import finding_table, verify_one, verify_root
-from spark_abs.protocol.control import CommandKind
+from spark_abs.protocol.control import Command, CommandKind
 from spark_abs.report.face import root_face
 from spark_abs.restore.forget import forget_query
 from spark_abs.restore.outside import NO_SINKS, Own
@@ -75,7 +75,7 @@ class JobRoot:
     spark: SparkSession | None = None
     _: KW_ONLY
     clock_ms: Callable[[], int] = now_ms
-    pause: Callable[[float], None] = time.sleep
+    sleep: Callable[[float], None] = time.sleep
     """Called with the seconds to wait between two queries of a running job."""
     failpoint: Failpoint = no_failpoint
 
@@ -335,7 +335,48 @@ class JobRoot:
         """
         check_savepoint_name(name)
         command = new_command(CommandKind.SAVEPOINT, self.clock_ms(), name)
-        return _id_of(ask_run(self.root, command, self.clock_ms, self.pause, timeout).checkpoint)
+        return _id_of(ask_run(self.root, command, self.clock_ms, self.sleep, timeout).checkpoint)
+
+    def checkpoint(self, timeout: float | None = None) -> CheckpointId:
+        """Take a checkpoint of the running job now and return its id when it is complete; as `savepoint`."""
+        command = new_command(CommandKind.CHECKPOINT, self.clock_ms())
+        return _id_of(ask_run(self.root, command, self.clock_ms, self.sleep, timeout).checkpoint)
+
+    def cancel(self, checkpoint: str | int) -> str:
+        """Abort an open checkpoint of the running job and return what happened.
+
+        Args:
+            checkpoint: its id, or the name of a savepoint.
+
+        Raises:
+            Refused: no run is alive, the checkpoint is not open, or it was completed first.
+        """
+        return self._ask(new_command(CommandKind.CANCEL, self.clock_ms(), str(checkpoint)))
+
+    def pause(self, *stages: str) -> str:
+        """Let sources of the running job begin no further batch, and return what happened.
+
+        A batch under way ends. Checkpoints go on. The pause holds until `resume`, over restarts, too.
+
+        Args:
+            stages: the names of sources; none for all.
+
+        Raises:
+            Refused: no run is alive, or a source cannot be paused.
+        """
+        return self._ask(new_command(CommandKind.PAUSE, self.clock_ms(), stages=stages))
+
+    def resume(self, *stages: str) -> str:
+        """Let paused sources read again, also while no run is alive, and return what happened.
+
+        Args:
+            stages: the names of sources; none for all that are paused.
+
+        Raises:
+            UsageError: a source is not paused.
+            Refused: the run refused it, or did not answer.
+        """
+        return resume_sources(self.root, stages, self.clock_ms, self.sleep).message
 
     def stop(self, savepoint: str | None = None, drain: bool = False) -> CheckpointId | None:
         """Stop the running job gracefully, wait until it has ended, and return the savepoint's id, if any.
@@ -348,7 +389,7 @@ class JobRoot:
             UsageError: the name is not valid, or `drain` is given without a savepoint.
             Refused: no run is alive, the run was killed or failed, or the savepoint failed.
         """
-        answer, _ = stop_run(self.root, savepoint, drain, self.clock_ms, self.pause)
+        answer, _ = stop_run(self.root, savepoint, drain, self.clock_ms, self.sleep)
         return answer.checkpoint
 
     def set(self, **settings: Unpack[LiveSettings]) -> str:
@@ -360,7 +401,7 @@ class JobRoot:
             Refused: no run is alive, or the run refused the change.
         """
         given = {name: str(value) for name, value in settings.items() if value is not None}
-        return set_live(self.root, given, self.clock_ms, self.pause).message
+        return set_live(self.root, given, self.clock_ms, self.sleep).message
 
     def forget(self, stage: str) -> None:
         """Forget a wrapped query that is gone for good: later checkpoints no longer include it.
@@ -376,7 +417,7 @@ class JobRoot:
             UsageError: the root has no wrapped queries, or none of this name.
             Refused: the query runs.
         """
-        forget_query(self.root, stage, self.clock_ms, self.pause)
+        forget_query(self.root, stage, self.clock_ms, self.sleep)
 
     def dispose(self, savepoint: str | int) -> CheckpointId:
         """Remove a savepoint and return its id. The next clean-up deletes the data that only it needed.
@@ -392,6 +433,9 @@ class JobRoot:
         from spark_abs.restore.dispose import dispose_savepoint
 
         return dispose_savepoint(self.root, savepoint, self.clock_ms).id
+
+    def _ask(self, command: Command) -> str:
+        return ask_run(self.root, command, self.clock_ms, self.sleep, PATIENCE_S).message
 
     def _session(self) -> SparkSession:
         session = self.spark if self.spark is not None else _active_session()

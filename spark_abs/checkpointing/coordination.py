@@ -32,7 +32,7 @@ from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import Barrier, CheckpointId, CheckpointMode, StageId
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol import messages as protocol
-from spark_abs.protocol.control import overtake
+from spark_abs.protocol.control import Command, overtake
 from spark_abs.protocol.coordinator import Coordinator
 from spark_abs.protocol.trigger import Request, RunStatus, TriggerSettings
 from spark_abs.run_context import RunContext
@@ -91,7 +91,13 @@ class Coordination:
         self._on_completed, self._outside = on_completed, outside
         self._control = Control.open(ctx.root)
         self._commands = Commands(
-            ctx, self._control, can, change=self._set, check_name=self.check_name, request=self._request
+            ctx,
+            self._control,
+            can,
+            change=self._set,
+            check_name=self.check_name,
+            request=self._request,
+            cancel=self._cancel,
         )
         self._checkpoints = Checkpoints.open(ctx.root, ctx.job)
         newest = max((s.completed_ms for s in self._checkpoints.summaries()), default=None)
@@ -126,6 +132,15 @@ class Coordination:
         answer: queue.SimpleQueue[protocol.Answer] = queue.SimpleQueue()
         self._answers[request.id] = answer
         self.put(protocol.Requested(steady_ms(), request))
+        return answer
+
+    def ask(self, command: Command) -> queue.SimpleQueue[protocol.Answer]:
+        """Let the run carry a command out, as one that comes through `control/`; the queue gets its answer.
+
+        Not ok, and nothing changed, if it is refused.
+        """
+        answer: queue.SimpleQueue[protocol.Answer] = queue.SimpleQueue()
+        self._leave_to_thread(lambda: self._commands.ask(command, answer))
         return answer
 
     def change(self, given: Mapping[str, object]) -> queue.SimpleQueue[protocol.Answer]:
@@ -373,6 +388,10 @@ class Coordination:
             return protocol.Answer("set", None, True, self._set(given))
         except ConfigError as error:
             return protocol.Answer("set", None, False, str(error))
+
+    def _cancel(self, command: Command) -> None:
+        wanted, by = command.name or "", command.by or "somebody"
+        self._handle(protocol.CancelRequested(steady_ms(), command.id, wanted, by))
 
     def _set(self, given: Mapping[str, object]) -> str:
         changed = self._live.change(given)

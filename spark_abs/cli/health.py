@@ -33,7 +33,7 @@ def health(ctx: Context, root: Root, max_age: int | None, max_lag: int | None) -
     """Say in one line whether a job is healthy: exit code 0 if it is, 1 if not. For cron and for probes.
 
     Healthy is a live run in which no stage is restarted without progress, and in which fewer than three
-    checkpoints were aborted one after another; or a bounded run that has finished.
+    checkpoints were aborted one after another; or a bounded run that has finished. A paused source is not.
     """
     found = read_health(root, ctx.now_ms(), max_age, max_lag)
     ctx.out.result(found, lambda out: out.line(one_line(found.line)))

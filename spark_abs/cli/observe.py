@@ -18,7 +18,7 @@ from spark_abs.model import CheckpointMode
 from spark_abs.observe.listing import CheckpointRow, checkpoint_rows, event_rows
 from spark_abs.observe.sources import SourcePosition, source_positions
 from spark_abs.observe.verification import verify_one, verify_root
-from spark_abs.store.history import HistoryRow
+from spark_abs.store.history import HistoryEvent, HistoryRow
 from spark_abs.store.root import Root
 
 CHECKPOINTS = (
@@ -203,8 +203,15 @@ def _event_cells(row: HistoryRow) -> tuple[str, ...]:
         duration(row.duration_ms),
         size(row.size_new),
         size(row.size_full),
-        one_line(": ".join(part for part in (row.name, row.reason, row.detail) if part)),
+        one_line(": ".join(part for part in (_what(row), row.reason, row.detail) if part)),
     )
+
+
+def _what(row: HistoryRow) -> str | None:
+    """Name what an event is about; of a command, its kind and who asked."""
+    if row.event is not HistoryEvent.COMMAND:
+        return row.name
+    return " ".join(part for part in (row.kind, row.name, f"by {row.by}" if row.by else "") if part)
 
 
 FINDINGS = (("path", False), ("checkpoint", True), ("stage", False), ("problem", False))

@@ -1,4 +1,4 @@
-"""Commands for a running job: `savepoint`, `set`, `stop`."""
+"""Commands for a running job: `savepoint`, `checkpoint`, `cancel`, `pause`, `resume`, `set`, `stop`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from spark_abs.cli.output import plain_result
 from spark_abs.cli.root_command import Context, milliseconds, root_command
 from spark_abs.errors import UsageError
 from spark_abs.manifests.find import check_savepoint_name
-from spark_abs.observe.client import ask_run, new_command, set_live, stop_run
-from spark_abs.protocol.control import CommandKind
+from spark_abs.observe.client import PATIENCE_S, ask_run, new_command, resume_sources, set_live, stop_run
+from spark_abs.protocol.control import Command, CommandKind
 from spark_abs.store.root import Root
+
+timeout_option = click.option(
+    "--timeout", metavar="DURATION", help="How long to wait, e.g. 5m; by default until the job ends."
+)
+stages_argument = click.argument("stages", metavar="[STAGE]...", nargs=-1)
 
 
 @click.command
 @root_command
 @click.argument("name")
-@click.option(
-    "--timeout", metavar="DURATION", help="How long to wait, e.g. 5m; by default until the job ends."
-)
+@timeout_option
 def savepoint(ctx: Context, root: Root, name: str, timeout: str | None) -> None:
     """Take a savepoint of the running job, and wait until it is complete.
 
@@ -35,6 +38,66 @@ def savepoint(ctx: Context, root: Root, name: str, timeout: str | None) -> None:
 
 def _seconds(timeout: str) -> float:
     return milliseconds(timeout, f"--timeout {timeout!r}") / 1000
+
+
+@click.command
+@root_command
+@timeout_option
+def checkpoint(ctx: Context, root: Root, timeout: str | None) -> None:
+    """Take a checkpoint of the running job now, and wait until it is complete.
+
+    It waits while as many checkpoints are open as the job allows. Exit code 4: the timeout has passed, and
+    the checkpoint may still complete.
+    """
+    patience_s = None if timeout is None else _seconds(timeout)
+    with ctx.out.waiting("waiting for the checkpoint"):
+        command = new_command(CommandKind.CHECKPOINT, ctx.now_ms())
+        answer = ask_run(root, command, ctx.now_ms, ctx.pause, patience_s)
+    said = f"checkpoint {answer.checkpoint} is complete{answer.message.removeprefix('completed')}"
+    ctx.out.result(answer, lambda out: out.line(said))
+
+
+@click.command
+@root_command
+@click.argument("which", metavar="ID|NAME")
+def cancel(ctx: Context, root: Root, which: str) -> None:
+    """Abort an open checkpoint, or the open savepoint of a name, and say what became of it.
+
+    If it completes at the same moment, it stays complete, and the command fails. A cancelled checkpoint does
+    not count as failed. Outcomes come in the order of ids: cancel the oldest open checkpoint first.
+    """
+    with ctx.out.waiting(f"waiting for the end of checkpoint {which}"):
+        answer = _asked(ctx, root, new_command(CommandKind.CANCEL, ctx.now_ms(), which))
+    ctx.out.result(answer, lambda out: out.line(answer.message))
+
+
+@click.command
+@root_command
+@stages_argument
+def pause(ctx: Context, root: Root, stages: tuple[str, ...]) -> None:
+    """Let sources of the running job begin no further batch, all sources if none is named.
+
+    A batch under way ends first. The other stages and the checkpoints go on. The pause holds until `resume`,
+    over restarts and restores, too: `status`, `health` and `doctor` name it.
+    """
+    with ctx.out.waiting("waiting for the job to pause its sources"):
+        answer = _asked(ctx, root, new_command(CommandKind.PAUSE, ctx.now_ms(), stages=stages))
+    ctx.out.result(answer, lambda out: out.line(answer.message))
+
+
+@click.command
+@root_command
+@stages_argument
+def resume(ctx: Context, root: Root, stages: tuple[str, ...]) -> None:
+    """Let paused sources read again, all of them if none is named. The job need not run."""
+    with ctx.out.waiting("waiting for the job to resume its sources"):
+        answer = resume_sources(root, stages, ctx.now_ms, ctx.pause)
+    ctx.out.result(answer, lambda out: out.line(answer.message))
+
+
+def _asked(ctx: Context, root: Root, command: Command) -> Command:
+    """Ask for what a run answers at once."""
+    return ask_run(root, command, ctx.now_ms, ctx.pause, PATIENCE_S)
 
 
 @click.command("set")

@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import median
 
 from spark_abs.diagnosis.facts import Facts, Partitions, StateSize
-from spark_abs.observe.headline import without_progress
+from spark_abs.observe.headline import paused_said, without_progress
 from spark_abs.quantities import duration_said as length
 from spark_abs.quantities import size_said as bytes_of
 from spark_abs.store.activity import Backlog, Disk, Phase, StageActivity
@@ -66,6 +66,7 @@ def diagnoses(facts: Facts, limits: Limits = LIMITS) -> tuple[Diagnosis, ...]:
     """Return what is wrong with a job: what stops it first. A healthy job has nothing."""
     found: list[Diagnosis] = []
     for look in (
+        _paused,
         _no_progress,
         _aborted,
         _full_disks,
@@ -86,6 +87,18 @@ def diagnoses(facts: Facts, limits: Limits = LIMITS) -> tuple[Diagnosis, ...]:
 
 def _command(facts: Facts, verb: str, *arguments: str) -> str:
     return " ".join(["spark-abs", verb, shlex.quote(facts.root), *arguments])
+
+
+def _paused(facts: Facts, _: Limits) -> Iterator[Diagnosis]:
+    if facts.paused:
+        names = ", ".join(one.stage for one in facts.paused)
+        yield Diagnosis(
+            "paused",
+            f"{paused_said(facts.paused, facts.now_ms)}; {names} read nothing until somebody resumes them, "
+            "also after a restart",
+            "If the reason for the pause is gone, let them read again",
+            _command(facts, "resume"),
+        )
 
 
 def _no_progress(facts: Facts, limits: Limits) -> Iterator[Diagnosis]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from spark_abs.model import CheckpointId, StageId
 from spark_abs.observe.status import AbortedInRow, StageStatus
+from spark_abs.protocol.control import Paused
 from spark_abs.store.activity import Disk, Earlier, StageActivity
 
 
@@ -37,6 +38,7 @@ class Facts:
     alive: bool = False
     stages: tuple[StageStatus, ...] = ()
     aborted: AbortedInRow | None = None
+    paused: tuple[Paused, ...] = ()
     last_completed_ms: int | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     """Of the live run."""

@@ -44,6 +44,7 @@ def gather(root: Root, now_ms: int, lease_timeout_ms: int) -> Facts:
         alive=status.alive is not None,
         stages=status.stages,
         aborted=status.aborted,
+        paused=status.paused,
         last_completed_ms=None if status.last is None else status.last.completed_ms,
         settings=told.settings,
         earlier=told.earlier,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spark_abs.observe.headline import without_progress
+from spark_abs.observe.headline import paused_said, without_progress
 from spark_abs.observe.status import JobStatus, job_status, lease_timeout_ms
 from spark_abs.quantities import duration_said as length
 from spark_abs.store.root import Root
@@ -51,7 +51,8 @@ def read_health(root: Root, now_ms: int, max_age_ms: int | None, max_lag_ms: int
 def health(status: JobStatus, now_ms: int, max_age_ms: int | None, max_lag_ms: int | None) -> Health:
     """Judge a job.
 
-    A job is healthy if a run is alive that makes progress, or if its last run was bounded and finished.
+    A job is healthy if a run is alive that makes progress, or if its last run was bounded and finished. A job
+    with a paused source is not.
 
     Args:
         status: the status of the job.
@@ -64,6 +65,8 @@ def health(status: JobStatus, now_ms: int, max_age_ms: int | None, max_lag_ms: i
         problems.append("a restore is not finished")
     elif status.alive is None and not status.finished:
         problems.append("no run is alive" + (": it was killed" if status.killed else ""))
+    if status.paused:
+        problems.append(paused_said(status.paused, now_ms))
     problems += [without_progress(stage) for stage in status.stages if stage.failing is not None]
     if status.alive is not None and status.aborted is not None and status.aborted.number >= MOST_ABORTED:
         why = status.aborted.detail or status.aborted.reason

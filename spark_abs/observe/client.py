@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import getpass
 import os
+import socket
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
 from spark_abs.advice import way
-from spark_abs.errors import CheckpointPending, Refused, UsageError
+from spark_abs.errors import AbsError, CheckpointPending, Refused, UsageError
 from spark_abs.manifests.find import check_savepoint_name
+from spark_abs.model import StageId
 from spark_abs.observe.status import lease_timeout_ms, live_run
-from spark_abs.protocol.control import WATCHED_JOB, Command, CommandKind, ControlState, ask
+from spark_abs.protocol.control import (
+    WATCHED_JOB,
+    Command,
+    CommandKind,
+    ControlState,
+    ask,
+    paused_of,
+    resume,
+)
+from spark_abs.protocol.messages import Answer
 from spark_abs.settings import Settings
 from spark_abs.store.control import Control
+from spark_abs.store.history import History, command_row, unless_refused
 from spark_abs.store.root import Root
 
 LOOK_EVERY_S = 0.2
+PATIENCE_S = 60.0
+"""How long to wait for an answer that a run gives at once."""
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -28,9 +43,22 @@ def new_command(
     *,
     drain: bool = False,
     settings: Mapping[str, str] = _NOTHING,
+    stages: Sequence[str] = (),
 ) -> Command:
-    """Return a new command, under an id of its own."""
-    return Command(uuid.uuid4().hex, kind, name, now_ms, drain, settings=dict(settings))
+    """Return a new command of this user, under an id of its own."""
+    names = tuple(StageId(stage) for stage in stages)
+    return Command(
+        uuid.uuid4().hex, kind, name, now_ms, drain, settings=dict(settings), stages=names, by=asker()
+    )
+
+
+def asker() -> str:
+    """Return the user of this process and the host, as commands and `history/` name them."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a container whose user has no name
+        user = f"user {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
 
 
 def ask_run(
@@ -74,14 +102,60 @@ def ask_run(
         if gone:
             raise Refused(f"run {run} {how_ended(control.state, run)} before it answered")
         if timeout_s is not None and now_ms() - began_ms >= timeout_s * 1000:
-            raise CheckpointPending(
-                f"no answer within {timeout_s:g} s: {command.kind} {command.name!r} may still complete, see "
-                f"`spark-abs list {root.uri}`"
-            )
+            raise _late(command, timeout_s, root)
         pause(LOOK_EVERY_S)
     if not found.ok:
         raise Refused(found.message or f"the job dropped the command: see `spark-abs status {root.uri}`")
     return found
+
+
+def _late(command: Command, timeout_s: float, root: Root) -> AbsError:
+    """Return the error of a command without an answer in time."""
+    said, name = f"no answer within {timeout_s:g} s", f" {command.name!r}" if command.name else ""
+    if command.kind in (CommandKind.SAVEPOINT, CommandKind.CHECKPOINT):
+        return CheckpointPending(
+            f"{said}: {command.kind}{name} may still complete, see `spark-abs list {root.uri}`"
+        )
+    return Refused(
+        f"{said}: the run may still carry out {command.kind}{name}; `spark-abs status {root.uri}` shows "
+        f"whether it waits, and `spark-abs history {root.uri}` its answer"
+    )
+
+
+def resume_sources(
+    root: Root, stages: Sequence[str], now_ms: Callable[[], int], pause: Callable[[float], None]
+) -> Command:
+    """Let paused sources read again: through the run if one is alive, else in `control/`; return the answer.
+
+    Args:
+        root: the job's root.
+        stages: the names of the sources; empty for all.
+        now_ms: the wall clock.
+        pause: called with seconds between two looks at the run.
+
+    Raises:
+        UsageError: a source is not paused.
+        Refused: as `ask_run`, if a run is alive; or a run began meanwhile.
+    """
+    control = Control.open(root)
+    before = control.state
+    command = new_command(CommandKind.RESUME, now_ms(), stages=stages)
+    begun = before.run is not None and before.run.ended is None
+    if begun and live_run(root, now_ms(), lease_timeout_ms()) is not None:
+        return ask_run(root, command, now_ms, pause, PATIENCE_S)
+    resumed = paused_of(before, command.stages)
+
+    def change(state: ControlState) -> ControlState:
+        if state.newest_run != before.newest_run:
+            raise Refused(f"a run began meanwhile at {root.uri}: run the command again")
+        return resume(state, resumed)
+
+    control.update(change)
+    said = f"resumed: {', '.join(resumed)}; no run is alive" if resumed else "no source was paused"
+    row = command_row(command, Answer(command.id, None, True, said), now_ms(), before.attempt.id, None)
+    with unless_refused():
+        History(root).append([row])
+    return replace(command, answered=True, ok=True, message=said)
 
 
 def stop_run(

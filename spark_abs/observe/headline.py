@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from spark_abs.model import NO_BATCH
 from spark_abs.observe.status import JobStatus, StageStatus
+from spark_abs.protocol.control import Paused
 from spark_abs.quantities import duration_said
 
 _OLD_MS = 15_000
@@ -11,7 +14,18 @@ _OLD_MS = 15_000
 
 
 def headline(found: JobStatus, now_ms: int) -> str:
-    """Return the most urgent fact about a job."""
+    """Return the most urgent fact about a job, paused sources first."""
+    said = _said(found, now_ms)
+    return f"{paused_said(found.paused, now_ms)}; {said}" if found.paused else said
+
+
+def paused_said(paused: Sequence[Paused], now_ms: int) -> str:
+    """Say which sources are paused, by whom and for how long."""
+    each = (f"{one.stage} for {duration_said(max(0, now_ms - one.at_ms))} by {one.by}" for one in paused)
+    return f"PAUSED: {', '.join(each)}"
+
+
+def _said(found: JobStatus, now_ms: int) -> str:
     job = f"job {found.job}"
     if not found.ready:
         return f"{job}: a restore is not finished; run the same restore again"

@@ -12,7 +12,7 @@ from spark_abs.manifest import Manifest
 from spark_abs.manifests.find import open_existing
 from spark_abs.model import AttemptId, BatchId, CheckpointId, RunId, RunKind, StageId
 from spark_abs.observe.listing import CheckpointRow, checkpoint_rows
-from spark_abs.protocol.control import Aborted, Command, ControlState, Run, forgotten
+from spark_abs.protocol.control import Aborted, Command, ControlState, Paused, Run, forgotten
 from spark_abs.settings import Settings
 from spark_abs.snapshots.capture import newest_batch
 from spark_abs.store.activity import RunActivity, StageActivity, read_activity
@@ -154,6 +154,8 @@ class JobStatus:
     """Completed checkpoints and savepoints that are kept, those that a restore abandoned included."""
     oldest_age_ms: int | None = None
     """The age of the oldest of them: channels keep their rows since then. None if there is none."""
+    paused: tuple[Paused, ...] = ()
+    """Sources that begin no batch until they are resumed, of this run and of the next."""
 
     settings: str = ""
     """Those of the newest run that differ from their defaults, as it started; empty if none are recorded."""
@@ -221,6 +223,7 @@ def status_and_activity(
         told_ms=None if activity is None else max(0, now_ms - activity.at_ms),
         kept=len(rows),
         oldest_age_ms=max((row.age_ms for row in rows if row.age_ms is not None), default=None),
+        paused=state.paused,
     )
     return found, activity
 

@@ -85,6 +85,14 @@ class CommandKind(StrEnum):
     """Change settings until the run ends."""
     FORGET = "forget"
     """Forget the wrapped query `name`, which is gone for good."""
+    CHECKPOINT = "checkpoint"
+    """Take a checkpoint now."""
+    CANCEL = "cancel"
+    """Abort the open checkpoint `name`: its id, or the name of a savepoint."""
+    PAUSE = "pause"
+    """Let the sources `stages` begin no further batch, all sources if it is empty."""
+    RESUME = "resume"
+    """Let the paused sources `stages` read again, all of them if it is empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +111,10 @@ class Command:
     message: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
     """The settings to change: argument name to value, as text."""
+    stages: tuple[StageId, ...] = ()
+    """The stages that it is about."""
+    by: str = ""
+    """The user and the host that asked; empty if an earlier version asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +185,21 @@ class Forgotten:
 
 
 @dataclass(frozen=True, slots=True)
+class Paused:
+    """A source that begins no batch, until it is resumed: over restarts and restores, too."""
+
+    stage: StageId
+    by: str
+    """The user and the host that paused it."""
+    at_ms: int
+
+    @property
+    def id(self) -> str:
+        """The field that identifies it."""
+        return self.stage
+
+
+@dataclass(frozen=True, slots=True)
 class ControlState:
     """The whole state of `control/`."""
 
@@ -188,6 +215,7 @@ class ControlState:
     sinks: tuple[AttachedSink, ...] = ()
     forgotten: tuple[Forgotten, ...] = ()
     outside: tuple[OutsideSink, ...] = ()
+    paused: tuple[Paused, ...] = ()
 
     @property
     def attempt(self) -> Attempt:
@@ -470,6 +498,31 @@ def answer(
             for c in state.commands
         ),
     )
+
+
+def pause(state: ControlState, stages: Iterable[StageId], by: str, now_ms: int) -> ControlState:
+    """Record paused sources; a source that is paused already keeps its record."""
+    known = {paused.stage for paused in state.paused}
+    news = (Paused(stage, by, now_ms) for stage in dict.fromkeys(stages) if stage not in known)
+    return replace(state, paused=(*state.paused, *news))
+
+
+def resume(state: ControlState, stages: Collection[StageId]) -> ControlState:
+    """Remove the records of paused sources."""
+    return replace(state, paused=tuple(paused for paused in state.paused if paused.stage not in stages))
+
+
+def paused_of(state: ControlState, stages: Collection[StageId]) -> tuple[StageId, ...]:
+    """Return the paused sources of these names, all paused sources if no name is given.
+
+    Raises:
+        UsageError: one of them is not paused.
+    """
+    known = tuple(paused.stage for paused in state.paused)
+    for stage in stages:
+        if stage not in known:
+            raise UsageError(f"source {stage!r} is not paused; paused are: {', '.join(known) or 'none'}")
+    return tuple(dict.fromkeys(stages)) or known
 
 
 def dismiss(state: ControlState, message: str, but: Collection[str] = ()) -> ControlState:

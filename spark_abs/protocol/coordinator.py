@@ -21,6 +21,7 @@ from spark_abs.protocol.messages import (
     Acked,
     AckResult,
     Answer,
+    CancelRequested,
     Claim,
     Claimed,
     Complete,
@@ -60,6 +61,8 @@ class Pending:
     """The verdict of this coordinator; it is durable when `Decided` comes."""
     committing: bool = False
     """Whether the verdict was sent. A verdict that was sent cannot change."""
+    cancels: frozenset[str] = frozenset()
+    """The requests to cancel it: its outcome answers them."""
 
     @property
     def id(self) -> CheckpointId:
@@ -116,6 +119,8 @@ class Coordinator:
                 return ()
             case Requested():
                 return self._on_request(event.request)
+            case CancelRequested():
+                return self._on_cancel(event)
             case Joined():
                 self._stages |= {event.stage}
                 return ()
@@ -183,6 +188,29 @@ class Coordinator:
             return (self._answer(request.id, None, False, why),)
         self._waiting.append(request)
         return ()
+
+    def _on_cancel(self, event: CancelRequested) -> tuple[Effect, ...]:
+        """Abort an open checkpoint unless its verdict is there: the commit of its outcome decides."""
+        if answered := self._answers.get(event.request_id):
+            return (answered,)
+        found = next((p for p in self.pending if event.which in (str(p.id), p.barrier.name)), None)
+        if found is None:
+            return (self._answer(event.request_id, None, False, self._not_open(event.which)),)
+        if self._status is RunStatus.STOPPING:
+            why = f"the job ends with checkpoint {found.id}, which can no longer be cancelled"
+            return (self._answer(event.request_id, found.id, False, why),)
+        self._pending[found.id] = replace(found, cancels=found.cancels | {event.request_id})
+        self._abort(found.id, AbortReason.CANCELLED, f"by {event.by}")
+        return ()
+
+    def _not_open(self, which: str) -> str:
+        """Say why a checkpoint cannot be cancelled, and which can be."""
+        outcome = next((done for number, done in self._outcomes.items() if str(number) == which), None)
+        said = f"no checkpoint {which} is open"
+        if outcome is not None:
+            said = f"checkpoint {which} is {'complete' if outcome else 'aborted'} already"
+        still = ", ".join(str(p.id) for p in self.pending)
+        return f"{said}; open are: {still}" if still else f"{said}, and no other is open"
 
     def _names(self) -> frozenset[str | None]:
         """Return the savepoint names that requests of this run use; they cannot be used a second time."""
@@ -277,11 +305,21 @@ class Coordinator:
             if not event.completed and self._why not in message:
                 message += f"; {self._why}"
             effects.append(self._answer(pending.request_id, event.id, event.completed, message))
+        effects += self._answer_cancels(pending, event)
         if self._ended:
             why = f"the job ends with savepoint {event.id}"
             effects += [self._answer(request.id, None, False, why) for request in self._waiting]
             self._waiting = []
         return (*effects, *self._count_failure(pending, event))
+
+    def _answer_cancels(self, pending: Pending, event: Decided) -> list[Answer]:
+        how = "is cancelled" if event.reason is AbortReason.CANCELLED else f"was aborted: {event.reason}"
+        if event.completed:
+            how = "was completed before it could be cancelled"
+        said = f"checkpoint {event.id} {how}"
+        return [
+            self._answer(request, event.id, not event.completed, said) for request in sorted(pending.cancels)
+        ]
 
     def _count_failure(self, pending: Pending, event: Decided) -> tuple[Effect, ...]:
         """Fail the job if more checkpoints failed in a row than tolerated; savepoints do not count."""

@@ -37,6 +37,17 @@ class Requested:
 
 
 @dataclass(frozen=True, slots=True)
+class CancelRequested:
+    """Somebody wants an open checkpoint aborted. The same request id may come again."""
+
+    now_ms: int
+    request_id: str
+    which: str
+    """The id, or the name of the savepoint."""
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
 class Joined:
     """A stage takes part: from now on every checkpoint without an outcome needs it."""
 
@@ -91,7 +102,9 @@ class Decided:
     reason: AbortReason | None = None
 
 
-Event = StatusChanged | Tick | Requested | Joined | Left | Claimed | Acked | Declined | Decided
+Event = (
+    StatusChanged | Tick | Requested | CancelRequested | Joined | Left | Claimed | Acked | Declined | Decided
+)
 
 
 class AckResult(StrEnum):

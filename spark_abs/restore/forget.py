@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 
 from spark_abs.errors import AttemptNotReady, Refused, UsageError
 from spark_abs.manifest import Manifest
 from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import StageId
-from spark_abs.observe.client import ask_run
+from spark_abs.observe.client import ask_run, new_command
 from spark_abs.observe.status import lease_timeout_ms, live_run
 from spark_abs.protocol.control import WRAPPED_JOB, Command, CommandKind, ControlState, forgotten
 from spark_abs.protocol.control import forget as record
@@ -35,7 +34,7 @@ def forget_query(
     control = Control.open(root)
     state = control.state
     name = _known(state, Checkpoints.open(root, state.job).newest_on(state.attempt), stage)
-    command = Command(uuid.uuid4().hex, CommandKind.FORGET, name, clock_ms())
+    command = new_command(CommandKind.FORGET, clock_ms(), name)
     begun = state.run is not None and state.run.ended is None
     if begun and live_run(root, clock_ms(), lease_timeout_ms()) is not None:
         return ask_run(root, command, clock_ms, pause)

@@ -43,6 +43,7 @@ from spark_abs.protocol.restarts import RestartPolicy
 from spark_abs.run.drain import Drain
 from spark_abs.run.lifecycle import Termination
 from spark_abs.run.lookups import open_lookups, query_frame
+from spark_abs.run.paused_sources import PausedSources
 from spark_abs.run.rebuild import Rebuild, repeat_batches
 from spark_abs.run.recovery import Recovery
 from spark_abs.run.renewal import Renewal
@@ -129,6 +130,8 @@ class Launch:
         self._started, self._laps, self._drain_to = started, laps, drain
         self._termination, self._events, self._late = Termination(), Events(), LateRows()
         self._unread = Unread(ctx)
+        paused = [one.stage for one in control.state.paused]
+        self._paused = PausedSources(self._graph, ctx.bounded, paused)
         self._senders: Senders
         self._snapshots: Snapshotter
 
@@ -298,6 +301,7 @@ class Launch:
             credit=self._credit(stage.name),
             wrote=self._wrote,
             unread=self._unread,
+            paused=partial(self._paused.holds, stage.name),
         )
         runner.batch_lock.await_stop = partial(sleep_until_stopped, job.spark)
         return runner
@@ -402,7 +406,13 @@ class Launch:
             stages=runners,
             shapes=lambda: shapes,
             snapshots=self._snapshots,
-            can=Abilities(termination.request, drain.ask, _refuse_forget),
+            can=Abilities(
+                termination.request,
+                drain.ask,
+                _refuse_forget,
+                sources=self._paused.named,
+                hold=self._paused.hold,
+            ),
             on_failure=termination.fail,
             on_completed=self._senders.completed,
             outside=outside,

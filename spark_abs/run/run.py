@@ -25,6 +25,8 @@ from spark_abs.errors import (
 from spark_abs.manifest import StageShape
 from spark_abs.markup import paragraph
 from spark_abs.model import AttemptId, CheckpointId, CheckpointKind, RunId, StageId
+from spark_abs.observe.client import new_command
+from spark_abs.protocol.control import CommandKind
 from spark_abs.protocol.messages import Answer
 from spark_abs.protocol.trigger import Request, RunStatus
 from spark_abs.report.face import root_face
@@ -48,6 +50,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WATCH_S = 0.1
+_ASKED = {
+    CheckpointKind.CHECKPOINT: CommandKind.CHECKPOINT,
+    CheckpointKind.SAVEPOINT: CommandKind.SAVEPOINT,
+}
+"""The commands that ask for a checkpoint of these kinds, and for nothing else."""
 
 
 class Run:
@@ -140,6 +147,32 @@ class Run:
         """Take a checkpoint now and return its id; errors as `savepoint`."""
         return self._request(CheckpointKind.CHECKPOINT, None, timeout)
 
+    def cancel(self, checkpoint: str | int) -> str:
+        """Abort an open checkpoint, given by its id or the name of a savepoint; return what happened.
+
+        Raises:
+            Refused: it is not open, was completed first, or the job is not running.
+        """
+        return self._ask(CommandKind.CANCEL, str(checkpoint))
+
+    def pause(self, *stages: str) -> str:
+        """Let sources begin no further batch, all sources if none is named; return what happened.
+
+        A batch under way ends. Checkpoints go on. The pause holds until `resume`, over restarts, too.
+
+        Raises:
+            Refused: a name is that of no source, a source cannot be paused, or the job is not running.
+        """
+        return self._ask(CommandKind.PAUSE, stages=stages)
+
+    def resume(self, *stages: str) -> str:
+        """Let paused sources read again, all of them if none is named; return what happened.
+
+        Raises:
+            Refused: a source is not paused, or the job is not running.
+        """
+        return self._ask(CommandKind.RESUME, stages=stages)
+
     def set(self, **settings: Unpack[LiveSettings]) -> str:
         """Change settings of the running job, e.g. `run.set(interval="30s")`, and return the changes.
 
@@ -227,10 +260,22 @@ class Run:
         coordination = self._running()
         if kind is not CheckpointKind.CHECKPOINT:
             coordination.check_name(name)
-        answer = self._answer(coordination.request(Request(uuid.uuid4().hex, kind, name)), timeout)
+        command = _ASKED.get(kind)
+        if command is None:
+            answers = coordination.request(Request(uuid.uuid4().hex, kind, name))
+        else:
+            answers = coordination.ask(new_command(command, now_ms(), name))
+        answer = self._answer(answers, timeout)
         if not answer.ok or answer.id is None:
             raise Refused(f"{kind.value} {name or ''} was not taken: {answer.message}")
         return answer.id
+
+    def _ask(self, kind: CommandKind, name: str | None = None, *, stages: Sequence[str] = ()) -> str:
+        command = new_command(kind, now_ms(), name, stages=stages)
+        answer = self._answer(self._running().ask(command), None)
+        if not answer.ok:
+            raise Refused(answer.message)
+        return answer.message
 
     def _running(self) -> Coordination:
         if not self.is_active:

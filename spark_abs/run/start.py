@@ -23,6 +23,7 @@ from spark_abs.protocol.attempt_changes import pin_lookups, start_functions
 from spark_abs.protocol.control import ControlState, place_natives
 from spark_abs.protocol.restarts import policy_of
 from spark_abs.run.launch import Laps, Launch
+from spark_abs.run.paused_sources import refuse_paused
 from spark_abs.run.rebuild import Rebuild, Rebuilder
 from spark_abs.run.registration import await_replaced, begin, end, refuse_namesake, refuse_second
 from spark_abs.run.run import Run
@@ -79,6 +80,8 @@ def start_job(
     elif not new and control.state.attempt.ready:
         looked = inspect(job, drafted, past_of(job.root, control.state), allow_non_restored_state).adoptions
     control.update(lambda state: place_natives(state, natives))
+    if available_now:
+        refuse_paused(control.state, job.root.uri)
     drain = _unfinished_drain(job, control, available_now)
     ctx = begin(job, control, newest, takeover=takeover, bounded=available_now)  # 3, 4
     try:

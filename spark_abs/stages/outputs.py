@@ -190,6 +190,11 @@ class Outputs:
         return tuple(found)
 
     @property
+    def calls_functions(self) -> bool:
+        """Whether a batch calls sink functions: of their effects the outputs know nothing."""
+        return bool(self._functions)
+
+    @property
     def replaces(self) -> bool:
         """Whether each batch replaces the rows of a table, and only new rows change what it writes."""
         return self._certain and any(table.overwrites for _, table in self._tables)

@@ -85,6 +85,7 @@ class StageRunner:
         credit: Credit,
         wrote: Callable[[Mapping[ChannelId, Entry]], None] = lambda _: None,
         unread: Unread | None = None,
+        paused: Callable[[], bool] = lambda: False,
     ) -> None:
         """Take the stage.
 
@@ -97,10 +98,16 @@ class StageRunner:
             credit: its credit.
             wrote: called in the query's thread with each batch that its channels hold.
             unread: counts what is in the channels of the run.
+            paused: says whether it is a source that begins no batch now.
         """
         self.name = name
         self._wrote = wrote
         self._unread = unread
+        self._paused = paused
+        self._held: BatchId | None = None
+        """A planned batch of a paused source of which no output has anything."""
+        self._first: BatchId | None = None
+        """The first batch that Spark gave this runner: the run before may have begun it."""
         self._activity = outputs.activity
         self.find_query: Callable[[], Any | None] = lambda: None
         """Returns the JVM object of the running query, None if there is none."""
@@ -145,6 +152,7 @@ class StageRunner:
         commits.
         """
         batch, failpoint, finished = BatchId(batch_id), self._ctx.failpoint, False
+        self._first = batch if self._first is None else self._first
         self._activity.begin(batch)
         try:
             failpoint(f"batch.{self.name}.wait.before")  # 1
@@ -185,12 +193,31 @@ class StageRunner:
         if not self._snapshots.permits(self.name, planned.facts.batch):
             self._activity.enter(Phase.WAITING, "the copies of earlier checkpoints")
             return False
+        if self._is_held(planned.facts.batch):
+            self._activity.enter(Phase.WAITING, "the end of its pause")
+            return False
         offered = self._choice.offered(planned)
         exempt = self.only is not None or at_once(planned.emission, self.progress.every, offered)
         full = () if exempt else self.credit.full()
         self.credit.waits_for(full)
         self._activity.enter(Phase.WAITING, f"credit on {', '.join(full)}" if full else "")
         return not full
+
+    def _is_held(self, batch: BatchId) -> bool:
+        """Say whether a planned batch of a paused source waits; barriers are then taken ahead of it.
+
+        A batch of which the outputs may have a part is finished: a cut before it would lack that part.
+        """
+        if self.only is not None or not self._paused():
+            self._held = None
+        elif self._held != batch:
+            with self.batch_lock.agent() as mine:
+                if not mine:
+                    return True  # until it is known what the outputs have
+                repeats = batch == self._first and self._outputs.calls_functions
+                if not repeats and self._outputs.repeated(batch) is None:
+                    self._held = batch
+        return self._held == batch
 
     def _run(self, frame: DataFrame, planned: Planned, waited_ms: int) -> None:
         began, failpoint = now_ms(), self._ctx.failpoint
@@ -364,7 +391,9 @@ class StageRunner:
 
     def _last_batch_if_idle(self) -> BatchId | None:
         # Once the query has stopped, what it has planned and not begun is the next run's.
-        return self.native.newest_committed() if self.batch_lock.ended else self.native.idle_at()
+        if self.batch_lock.ended or self._held is not None:
+            return self.native.newest_committed()
+        return self.native.idle_at()
 
     @property
     def reads_channels(self) -> bool:

@@ -39,6 +39,7 @@ from spark_abs.protocol.control import (
     ControlState,
     Forgotten,
     OutsideSink,
+    Paused,
     Run,
     begin_job,
     claim,
@@ -61,6 +62,7 @@ _KINDS: dict[str, type] = {
     "sink": AttachedSink,
     "forgotten": Forgotten,
     "outside": OutsideSink,
+    "paused": Paused,
 }
 
 
@@ -243,6 +245,7 @@ def _encode(state: ControlState) -> Iterator[dict[str, object]]:
         ("sink", state.sinks),
         ("forgotten", state.forgotten),
         ("outside", state.outside),
+        ("paused", state.paused),
     ):
         for item in items:
             key = item.barrier.id if isinstance(item, Claim) else item.id
@@ -275,4 +278,5 @@ def _decode(rows: list[dict[str, Any]], root: str) -> ControlState | None:
         sinks=tuple(found["sink"]),
         forgotten=tuple(found["forgotten"]),
         outside=tuple(found["outside"]),
+        paused=tuple(found["paused"]),
     )

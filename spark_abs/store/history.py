@@ -17,6 +17,8 @@ from deltalake.exceptions import DeltaError
 
 from spark_abs.errors import AbortReason
 from spark_abs.model import AttemptId, BatchId, CheckpointId, RunId, StageId
+from spark_abs.protocol.control import Command
+from spark_abs.protocol.messages import Answer
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
 
@@ -53,12 +55,19 @@ SCHEMA = pa.schema(
         ("mode", pa.string()),
         ("inflight_bytes", pa.int64()),
         ("settings", pa.string()),
+        ("by", pa.string()),
     ]
 )
 
 
 NO_FAILURE = frozenset(
-    reason.value for reason in (AbortReason.SUBSUMED, AbortReason.JOB_STOPPING, AbortReason.RUN_ENDED)
+    reason.value
+    for reason in (
+        AbortReason.SUBSUMED,
+        AbortReason.JOB_STOPPING,
+        AbortReason.RUN_ENDED,
+        AbortReason.CANCELLED,
+    )
 )
 """Reasons of aborts that are part of a job in order."""
 
@@ -82,6 +91,8 @@ class HistoryEvent(StrEnum):
     """A setting of the running job was changed; `detail` has the old and the new value."""
     STAGE_RESTARTED = "stage-restarted"
     """A failed stage was restarted while the others continued."""
+    COMMAND = "command"
+    """A request of somebody was answered: `kind` is the command, `reason` is `done` or `refused`."""
     STAGE_REBUILT = "stage-rebuilt"
     """A stage that had lost its native checkpoint was rebuilt up to its own outputs."""
 
@@ -127,6 +138,28 @@ class HistoryRow:
     """Bytes of rows in flight: part of the checkpoint, before the barrier, and not yet read."""
     settings: str | None = None
     """Of a run that starts: those that differ from their defaults."""
+    by: str | None = None
+    """The user and the host that asked for it."""
+
+
+def command_row(
+    command: Command, answer: Answer, at_ms: int, attempt: AttemptId, run: RunId | None
+) -> HistoryRow:
+    """Return the event of an answered command; `duration_ms` is the time from the request to its answer."""
+    return HistoryRow(
+        at_ms,
+        HistoryEvent.COMMAND,
+        attempt,
+        run,
+        answer.id,
+        kind=command.kind.value,
+        name=command.name,
+        stage=StageId(", ".join(command.stages)) or None,
+        reason="done" if answer.ok else "refused",
+        detail=answer.message,
+        duration_ms=max(0, at_ms - command.asked_ms),
+        by=command.by or None,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,7 +216,13 @@ class _Host:
             stages=self._dormant,
             shapes=self._shapes,
             snapshots=self._snapshots,
-            can=Abilities(self._termination.request, _refuse_drain, self._forget),
+            can=Abilities(
+                self._termination.request,
+                _refuse_drain,
+                self._forget,
+                sources=_refuse_pause,
+                hold=lambda _: None,
+            ),
             on_failure=fail,
         )
         self._lifecycle = Lifecycle(
@@ -415,6 +421,10 @@ class _Host:
 
 def _refuse_drain(_savepoint: str, _request: str) -> None:
     raise UsageError("wrapped queries are started and stopped by their owner: stop without a drain")
+
+
+def _refuse_pause(_stages: Sequence[StageId]) -> tuple[StageId, ...]:
+    raise UsageError("wrapped queries are started and stopped by their owner: stop the query instead")
 
 
 def recorded_parts(checkpoints: Checkpoints, state: ControlState) -> tuple[StageSnapshot, ...]:

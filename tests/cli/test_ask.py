@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 import spark_abs
-from spark_abs.model import CheckpointId
+from spark_abs.model import CheckpointId, StageId
+from spark_abs.observe.client import asker
 from spark_abs.protocol import control as ledger
 from spark_abs.store.control import Control
 from spark_abs.store.lease import own_lease, renew
@@ -71,7 +72,16 @@ def test_a_no_is_an_error_with_the_reason(job: SmallJob, cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [("savepoint", "s"), ("stop",), ("stop", "--savepoint", "s"), ("set", "timeout=5m")]
+    "command",
+    [
+        ("savepoint", "s"),
+        ("stop",),
+        ("stop", "--savepoint", "s"),
+        ("set", "timeout=5m"),
+        ("checkpoint",),
+        ("cancel", "7"),
+        ("pause",),
+    ],
 )
 def test_nobody_is_asked_when_nobody_is_alive(job: SmallJob, cli: Cli, command: tuple[str, ...]) -> None:
     result = cli(*command, exits=1)
@@ -215,3 +225,71 @@ def test_a_savepoint_that_takes_longer_than_its_timeout_has_an_exit_code_of_its_
     cli.now_ms, cli.pause = lambda: next(clock), lambda _: None
     assert "may still complete" in cli("savepoint", "slow", "--timeout", "2s", exits=4).stderr
     assert "expected a duration" in cli("savepoint", "slow", "--timeout", "2", exits=2).stderr
+
+
+def asked(job: SmallJob) -> ledger.Command:
+    return job.state.commands[-1]
+
+
+def test_a_checkpoint_is_asked_for_with_who_asks(job: SmallJob, cli: Cli) -> None:
+    job.come_alive()
+    cli.pause = Acting(nothing, answering(job, True, 7, "completed"))
+    assert cli("checkpoint").stdout == "checkpoint 7 is complete\n"
+    assert (asked(job).kind, asked(job).by) == (ledger.CommandKind.CHECKPOINT, asker())
+
+
+def test_a_cancel_says_what_became_of_the_checkpoint(job: SmallJob, cli: Cli) -> None:
+    job.come_alive()
+    cli.pause = Acting(answering(job, True, 7, "checkpoint 7 is cancelled"))
+    assert cli("cancel", "7").stdout == "checkpoint 7 is cancelled\n"
+    assert (asked(job).kind, asked(job).name) == (ledger.CommandKind.CANCEL, "7")
+    said = "checkpoint 7 was completed before it could be cancelled"
+    cli.pause = Acting(answering(job, False, 7, said))
+    assert said in cli("cancel", "nightly", exits=1).stderr
+
+
+def test_a_pause_names_sources_and_without_an_answer_says_that_it_may_still_come(
+    job: SmallJob, cli: Cli
+) -> None:
+    job.come_alive()
+    cli.pause = Acting(answering(job, True, None, "paused: clicks"))
+    assert cli("pause", "clicks").stdout == "paused: clicks\n"
+    assert (asked(job).kind, asked(job).stages) == (ledger.CommandKind.PAUSE, ("clicks",))
+    clock = iter(range(1_000_000, 2_000_000, 20_000))
+    cli.now_ms, cli.pause = lambda: next(clock), lambda _: None
+    said = cli("pause", exits=1).stderr
+    assert "no answer within 60 s: the run may still carry out pause; `spark-abs status" in said
+
+
+def test_paused_sources_are_resumed_also_while_nothing_runs(job: SmallJob, cli: Cli) -> None:
+    clicks, orders = StageId("clicks"), StageId("orders")
+    control = Control.open(job.root)
+    control.update(lambda s: ledger.pause(s, [clicks, orders], "ann@desk", 5))
+    assert "PAUSED: clicks for " in cli("status").stdout.splitlines()[0]
+    assert (
+        "source 'totals' is not paused; paused are: clicks, orders" in cli("resume", "totals", exits=2).stderr
+    )
+    assert cli("resume", "clicks").stdout == "resumed: clicks; no run is alive\n"
+    assert [one.stage for one in job.state.paused] == ["orders"]
+    (row,) = [row for row in cli.json("history") if row["event"] == "command"]
+    assert (row["kind"], row["stage"], row["reason"], row["by"]) == ("resume", "clicks", "done", asker())
+    assert f"by {asker()}" in cli("history").stdout
+    job.come_alive()
+    cli.pause = Acting(answering(job, True, None, "resumed: orders"))
+    assert cli("resume").stdout == "resumed: orders\n"
+    assert (asked(job).kind, asked(job).stages) == (ledger.CommandKind.RESUME, ())
+
+
+def test_a_resume_is_refused_if_a_run_begins_meanwhile(
+    job: SmallJob, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That run has read that the source is paused."""
+    Control.open(job.root).update(lambda s: ledger.pause(s, [StageId("clicks")], "ann@desk", 5))
+
+    def starting(*given: object) -> tuple[StageId, ...]:
+        job.start()
+        return (StageId("clicks"),)
+
+    monkeypatch.setattr("spark_abs.observe.client.paused_of", starting)
+    assert "a run began meanwhile" in cli("resume", exits=1).stderr
+    assert [one.stage for one in job.state.paused] == ["clicks"]

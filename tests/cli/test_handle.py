@@ -109,12 +109,22 @@ def test_back_to_a_checkpoint_and_the_plan_alone(job: SmallJob) -> None:
 
 def test_a_savepoint_and_a_stop_of_a_job_that_runs(job: SmallJob) -> None:
     job.come_alive()
-    handle = replace(spark_abs.open(job.root.uri), pause=answering(job, 7, "stopped"))
+    handle = replace(spark_abs.open(job.root.uri), sleep=answering(job, 7, "stopped"))
     assert handle.savepoint("before") == 7
+    assert handle.checkpoint() == 7
+    assert handle.cancel(7) == handle.pause("clicks") == handle.resume() == "done"
     assert handle.set(interval="30s") == "done"
     assert handle.stop(savepoint="last") == 7
     kinds = [(c.kind, c.name) for c in job.state.commands]
-    assert kinds == [(CommandKind.SAVEPOINT, "before"), (CommandKind.SET, None), (CommandKind.STOP, "last")]
+    assert kinds == [
+        (CommandKind.SAVEPOINT, "before"),
+        (CommandKind.CHECKPOINT, None),
+        (CommandKind.CANCEL, "7"),
+        (CommandKind.PAUSE, None),
+        (CommandKind.RESUME, None),
+        (CommandKind.SET, None),
+        (CommandKind.STOP, "last"),
+    ]
     with pytest.raises(Refused, match=r"no run of job 'job' is alive: run 1 ended \(stopped\)"):
         handle.savepoint("late")
     with pytest.raises(UsageError, match="give savepoint=NAME"):
@@ -128,7 +138,7 @@ def test_a_savepoint_without_an_answer_in_time_may_still_come(job: SmallJob) -> 
     handle = replace(
         spark_abs.open(job.root.uri),
         clock_ms=lambda: clock[0],
-        pause=lambda s: clock.__setitem__(0, clock[0] + int(1000 * s)),
+        sleep=lambda s: clock.__setitem__(0, clock[0] + int(1000 * s)),
     )
     with pytest.raises(CheckpointPending, match="savepoint 'slow' may still complete") as late:
         handle.savepoint("slow", timeout=1)

@@ -28,6 +28,8 @@ from spark_abs.protocol.messages import (
     AckAnswer,
     Acked,
     AckResult,
+    Answer,
+    CancelRequested,
     Claim,
     Claimed,
     Complete,
@@ -199,6 +201,10 @@ class CoordinatorMachine(RuleBasedStateMachine):
         self.verdicts: list[Complete | Abort] = []
         self.outcomes: dict[int, bool] = {}
         self.counted: dict[int, set[str]] = {}
+        self.cancels: dict[str, tuple[int, bool]] = {}
+        """Requests to cancel: the id, and whether it was open then."""
+        self.cancelled: dict[str, bool] = {}
+        """Their answers."""
         self.running = True
         settings_now = TriggerSettings(interval_ms=50, min_pause_ms=10, timeout_ms=200, max_concurrent=most)
         self.coordinator = Coordinator(STAGES, lambda: settings_now)
@@ -223,6 +229,10 @@ class CoordinatorMachine(RuleBasedStateMachine):
                     self.verdicts.append(effect)
                 case AckAnswer(checkpoint, stage, result):
                     self.check_answer(checkpoint, stage, result)
+                case Answer(request, _, ok, _) if request in self.cancels:
+                    assert self.cancelled.setdefault(request, ok) is ok, "two answers that differ"
+                    number, was_open = self.cancels[request]
+                    assert ok is (was_open and self.outcomes.get(number) is False)
                 case _:
                     pass
         assert len(self.verdicts) <= 1, "a second verdict leaves before the first is durable"
@@ -279,6 +289,15 @@ class CoordinatorMachine(RuleBasedStateMachine):
     def stage_declines(self, stage: StageId) -> None:
         self.feed(Declined(self.now, CheckpointId(self.newest), stage, AbortReason.DECLINED, "no"))
 
+    @precondition(lambda self: self.newest and self.running)
+    @rule(back=st.sampled_from((0, 0, 1, 2)), twice=st.booleans())
+    def somebody_cancels(self, back: int, twice: bool) -> None:
+        number = max(1, self.newest - back)
+        request = f"c{len(self.cancels)}"
+        self.cancels[request] = number, number not in self.outcomes
+        for _ in range(1 + twice):
+            self.feed(CancelRequested(self.now, request, str(number), "me@here"))
+
     @precondition(lambda self: self.verdicts)
     @rule(fails=st.booleans(), twice=st.booleans())
     def outcome_is_durable(self, fails: bool, twice: bool) -> None:
@@ -303,6 +322,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
                 self.outcome_is_durable(fails=False, twice=False)
             else:
                 self.time_passes(200)
+        assert self.cancelled.keys() == self.cancels.keys(), "a request to cancel without an answer"
 
 
 def test_alignment_against_the_log() -> None:

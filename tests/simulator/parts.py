@@ -48,6 +48,11 @@ def in_log(table: Table, app: str, version: int) -> bool:
     return table.transactions.get(app, -1) >= version
 
 
+def unwritten(process: Evaluating, batch: BatchId) -> bool:
+    """Say whether no output has a part of a planned batch."""
+    return process.written(batch) is None
+
+
 def loop_ended(storage: Storage, attempt: AttemptId, paths: Paths, head: Stage, run: RunId) -> bool:
     """Say whether the loop of a stage has ended, from storage alone."""
     (loop,) = [loop for loop in storage.loops if head.id in loop.stages]
@@ -88,6 +93,8 @@ class Parts:
     overtaking: Callable[..., Barrier | None] = marker.overtaking
     lets_ahead: Callable[[Evaluating, BatchId], bool] = lambda process, batch: process.lets_ahead(batch)
     written: Callable[[Evaluating, BatchId], Entry | None] = lambda process, batch: process.written(batch)
+    may_hold: Callable[[Evaluating, BatchId], bool] | None = None
+    """Whether a paused source may hold a planned batch; None: sources are not paused."""
     coordinator: Callable[..., Coordinator] = Coordinator
     repeats: Callable[..., tuple[Repeat[Planned], ...]] = rebuild.repeats
     capacity: credit.Capacity = credit.ANY

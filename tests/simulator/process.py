@@ -47,6 +47,8 @@ class Process:
         """What it has in memory of the batch under way; only its number once it is planned."""
         self.taking: Taking | None = None
         """What its agent has in memory."""
+        self.held = False
+        """Whether it is a paused source whose planned batch waits: barriers go ahead of it."""
 
     @property
     def is_ending(self) -> bool:
@@ -56,7 +58,7 @@ class Process:
     def copy(self, run: Run) -> Process:
         """Return the same process as part of a copied run."""
         twin = Process(run, self.stage)
-        twin.at, twin.taking = self.at, self.taking
+        twin.at, twin.taking, twin.held = self.at, self.taking, self.held
         return twin
 
     def app(self, output: str) -> str:
@@ -138,7 +140,7 @@ class Process:
         return isinstance(self.at, int) and not may_begin(self, BatchId(self.at))
 
     def _evaluated(self, batch: BatchId) -> Batch | BatchId:
-        if self.run.parts.lets_ahead(self, batch) or not may_begin(self, batch):
+        if self._is_held(batch) or self.run.parts.lets_ahead(self, batch) or not may_begin(self, batch):
             return batch
         before, planned = self.native.before(batch), self.native.batch(batch)
         barrier, cancel = self._marker(batch, before, planned)
@@ -147,6 +149,18 @@ class Process:
         unique = f"{self.run.id}-{len(files)}"
         files[unique] = state
         return Batch(batch, unique, rows, barrier, cancel)
+
+    def _is_held(self, batch: BatchId) -> bool:
+        """Pause a source now and then: its planned batch waits, unless an output has a part of it.
+
+        Never its first: a sink that gets barriers before rows records no input of these batches.
+        """
+        may_hold = self.run.parts.may_hold
+        if may_hold is None or self.stage.inputs or batch == 0:
+            return False
+        paused = self.run.chance.happens("a source is paused", 0.7 if self.held else 0.05)
+        self.held = paused and may_hold(self, batch)
+        return self.held
 
     def lets_ahead(self, batch: BatchId) -> bool:
         """Take an unaligned barrier after the batch before, an output a step; say whether it did a step."""
@@ -330,7 +344,7 @@ class Process:
             self.taking = self._take(taking)
 
     def _take(self, taking: Taking) -> Taking | None:
-        batch = self.native.planned
+        batch = self.native.committed if self.held else self.native.planned
         now = self.native.newest
         void = batch != self.native.committed or (bool(self.stage.inputs) and self.takes(now) is None)
         if void and self._left_over() is None:
@@ -352,7 +366,7 @@ class Process:
                         return None
                     seen[number] = table.version
                 return replace(taking, seen=tuple(seen))
-        batch = self._cut_batch(barrier)
+        batch = self.native.committed if self.held else self._cut_batch(barrier)
         if batch is not None and self.native.committed >= batch:
             self.run.hand(barrier, self.stage, batch)
         return None

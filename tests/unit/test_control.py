@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from spark_abs.errors import AbortReason
-from spark_abs.model import CheckpointKind, RunId, RunKind
+from spark_abs.errors import AbortReason, UsageError
+from spark_abs.model import AttemptId, CheckpointId, CheckpointKind, RunId, RunKind, StageId
 from spark_abs.protocol import control
+from spark_abs.protocol.attempt_changes import begin_attempt
 
 
 def test_an_id_is_above_every_id_that_was_ever_claimed() -> None:
@@ -61,3 +62,26 @@ def test_from_which_run_on_all_have_ended_in_order(ends: list[str | None], since
         state = state if how is None else control.end_run(state, RunId(number), how)
     state = control.begin_run(state, "here", 1, 0)
     assert control.in_order_since(state, state.runs[-1].id) == since
+
+
+CLICKS, ORDERS = StageId("clicks"), StageId("orders")
+
+
+def test_a_pause_holds_over_runs_and_restores_until_it_is_resumed() -> None:
+    state = control.begin_run(control.begin_job("job", 0), "here", 1, 0)
+    state = control.pause(state, [CLICKS, ORDERS], "ann@desk", 5)
+    state = control.pause(state, [CLICKS], "bob@desk", 9)
+    state = control.begin_run(state, "here", 1, 10)
+    state = begin_attempt(
+        state, AttemptId(1), checkpoint=CheckpointId(1), plan="", host="here", pid=1, now_ms=20
+    )
+    assert [(one.stage, one.by, one.at_ms) for one in state.paused] == [
+        ("clicks", "ann@desk", 5),
+        ("orders", "ann@desk", 5),
+    ]
+    assert control.paused_of(state, [ORDERS]) == (ORDERS,)
+    assert control.paused_of(state, []) == (CLICKS, ORDERS)
+    state = control.resume(state, [CLICKS])
+    with pytest.raises(UsageError, match="source 'clicks' is not paused; paused are: orders"):
+        control.paused_of(state, [CLICKS])
+    assert control.resume(state, [ORDERS]).paused == ()

@@ -17,6 +17,7 @@ from spark_abs.protocol.messages import (
     Acked,
     AckResult,
     Answer,
+    CancelRequested,
     Claim,
     Claimed,
     Complete,
@@ -543,3 +544,80 @@ def test_a_stage_that_has_left_is_waited_for_no_more() -> None:
     coordinator.handle(Decided(130, ONE, True))
     coordinator.handle(claimed(2, 200))
     assert only(Complete, coordinator.handle(acked(2, "a", 210))) == [Complete(TWO, (snapshot("a"),))]
+
+
+def cancel(which: str, request: str = "c1") -> CancelRequested:
+    return CancelRequested(105, request, which, "ann@desk")
+
+
+def test_a_cancelled_checkpoint_is_aborted_and_the_abort_answers() -> None:
+    """Two who ask are both answered, and a request that comes twice is answered once."""
+    coordinator = running()
+    coordinator.handle(claimed(1))
+    assert coordinator.handle(cancel("1")) == (Abort(ONE, AbortReason.CANCELLED, "by ann@desk"),)
+    assert coordinator.handle(cancel("1")) == coordinator.handle(cancel("1", "c2")) == ()
+    effects = coordinator.handle(Decided(120, ONE, False, AbortReason.CANCELLED))
+    said = "checkpoint 1 is cancelled"
+    assert only(Answer, effects) == [Answer("c1", ONE, True, said), Answer("c2", ONE, True, said)]
+    assert coordinator.handle(cancel("1")) == (Answer("c1", ONE, True, said),)
+
+
+def test_a_savepoint_is_cancelled_by_its_name_and_who_took_it_is_told() -> None:
+    coordinator = running()
+    coordinator.handle(Requested(100, SAVEPOINT))
+    coordinator.handle(Claimed(100, Barrier(ONE, CheckpointKind.SAVEPOINT, 100, "mine"), "r1"))
+    (verdict,) = coordinator.handle(cancel("mine"))
+    assert verdict == Abort(ONE, AbortReason.CANCELLED, "by ann@desk")
+    answers = only(Answer, coordinator.handle(Decided(120, ONE, False, AbortReason.CANCELLED)))
+    assert answers[0] == Answer("r1", ONE, False, "aborted: cancelled, by ann@desk")
+
+
+def test_a_checkpoint_that_completes_at_the_same_moment_stays_complete() -> None:
+    """The verdict is there, or its commit comes first: one commit decides."""
+    coordinator = running("a")
+    coordinator.handle(claimed(1))
+    coordinator.handle(acked(1, "a"))
+    assert coordinator.handle(cancel("1")) == ()
+    effects = coordinator.handle(Decided(120, ONE, True))
+    said = "checkpoint 1 was completed before it could be cancelled"
+    assert only(Answer, effects) == [Answer("c1", ONE, False, said)]
+
+
+def test_a_checkpoint_that_is_aborted_anyway_says_why() -> None:
+    coordinator = running()
+    coordinator.handle(claimed(1))
+    coordinator.handle(Declined(101, ONE, StageId("a"), AbortReason.DECLINED, "no room"))
+    coordinator.handle(cancel("1"))
+    effects = coordinator.handle(Decided(120, ONE, False, AbortReason.DECLINED))
+    assert only(Answer, effects) == [Answer("c1", ONE, True, "checkpoint 1 was aborted: declined")]
+
+
+def test_what_is_not_open_is_not_cancelled() -> None:
+    coordinator = running("a")
+    coordinator.handle(claimed(1))
+    coordinator.handle(acked(1, "a"))
+    coordinator.handle(Decided(120, ONE, True))
+    coordinator.handle(claimed(2))
+    for request, which, said in (
+        ("c1", "1", "checkpoint 1 is complete already; open are: 2"),
+        ("c2", "7", "no checkpoint 7 is open; open are: 2"),
+        ("c3", "latest", "no checkpoint latest is open; open are: 2"),
+    ):
+        assert coordinator.handle(cancel(which, request)) == (Answer(request, None, False, said),)
+
+
+def test_the_savepoint_of_a_drain_is_not_cancelled() -> None:
+    """Event time has ended: the job could not go on."""
+    coordinator = running("a")
+    coordinator.handle(claimed(1, kind=STOP))
+    coordinator.handle(StatusChanged(110, RunStatus.STOPPING))
+    (answer,) = coordinator.handle(cancel("1"))
+    said = "the job ends with checkpoint 1, which can no longer be cancelled"
+    assert answer == Answer("c1", ONE, False, said)
+
+
+def test_a_cancelled_checkpoint_does_not_count_as_failed() -> None:
+    coordinator = with_settings(replace(SETTINGS, tolerated_failures=0))
+    coordinator.handle(claimed(1))
+    coordinator.handle(cancel("1"))
+    assert only(FailJob, coordinator.handle(Decided(120, ONE, False, AbortReason.CANCELLED))) == []

@@ -14,9 +14,10 @@ from spark_abs.diagnosis.gather import partitions_of
 from spark_abs.diagnosis.health import health
 from spark_abs.manifest import Location, StoredFile
 from spark_abs.model import AttemptId, BatchId, ChannelId, CheckpointId, RunId, StageId
+from spark_abs.observe.headline import headline
 from spark_abs.observe.listing import CheckpointRow
 from spark_abs.observe.status import AbortedInRow, FailingBatch, JobStatus, LiveRun, StageStatus
-from spark_abs.protocol.control import Run
+from spark_abs.protocol.control import Paused, Run
 from spark_abs.store.activity import Backlog, Disk, Earlier, Longest, Phase, StageActivity
 
 NOW = 10_000_000_000
@@ -239,6 +240,18 @@ STATUS = JobStatus(
 )
 
 
+PAUSED = (Paused(StageId("clicks"), "ann@desk", NOW - 5 * MINUTE),)
+
+
+def test_paused_sources_are_said_first_with_the_command_that_resumes_them() -> None:
+    first = diagnoses(replace(failing(2), paused=PAUSED))[0]
+    assert (first.kind, first.command) == ("paused", "spark-abs resume '/data/a shop'")
+    assert first.said.startswith("PAUSED: clicks for 5.0 min by ann@desk; clicks read nothing until")
+    assert headline(replace(STATUS, paused=PAUSED), NOW) == (
+        "PAUSED: clicks for 5.0 min by ann@desk; job shop runs and completed checkpoint 12 8.0 s ago"
+    )
+
+
 def judged(status: JobStatus, max_age: int | None = None, max_lag: int | None = None) -> str:
     return health(status, NOW, max_age, max_lag).line
 
@@ -275,6 +288,12 @@ def restarted(status: JobStatus) -> JobStatus:
         ),
         (lambda s: replace(s, ready=False), None, None, "unhealthy: a restore is not finished"),
         (restarted, None, None, "unhealthy: stage 'match' has been restarted once without finishing batch 8"),
+        (
+            lambda s: replace(s, paused=PAUSED),
+            None,
+            None,
+            "unhealthy: PAUSED: clicks for 5.0 min by ann@desk",
+        ),
         (lambda s: replace(s, aborted=aborted(2).aborted), None, None, "healthy: "),
         (lambda s: replace(s, aborted=aborted(3).aborted), None, None, "unhealthy: the last 3 checkpoints"),
     ],

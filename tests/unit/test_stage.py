@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from spark_abs.alignment.marker import Free
 from spark_abs.manifest import OutputVersion
 from spark_abs.model import NO_EPOCH, AttemptId, Barrier, BatchId, CheckpointId, CheckpointKind, StageId
+from spark_abs.snapshots.layout import OffsetFile
 from spark_abs.stages.activity import Activity
 from spark_abs.stages.barriers import BarrierProgress
+from spark_abs.stages.batch import BatchFacts, Planned
 from spark_abs.stages.outputs import IdleCut
 from spark_abs.stages.snapshotter import Taken
 from spark_abs.stages.stage import StageRunner
@@ -43,6 +46,8 @@ class IdleSource:
             versions=self._versions,
             lookup_versions=(),
             end=lambda: None,
+            repeated=lambda batch: self.parts.get(batch),
+            calls_functions=False,
             progress=BarrierProgress(),
             activity=Activity(),
         )
@@ -51,14 +56,24 @@ class IdleSource:
         self.taken: list[int] = []
         self.batches: list[int] = []
 
+        self.parts: dict[int, object] = {}
+        """What outputs hold of batches."""
+
         def submit(taken: Taken) -> None:
             self.taken.append(taken.barrier.id)
             self.batches.append(taken.batch)
 
-        snapshots: Any = SimpleNamespace(submit=submit)
-        credit: Any = SimpleNamespace(waited_ms=0)
+        snapshots: Any = SimpleNamespace(submit=submit, permits=lambda *_: True)
+        credit: Any = SimpleNamespace(waited_ms=0, waits_for=lambda _: None, full=tuple)
+        self.paused = False
         self.runner = StageRunner(
-            ctx, StageId("clicks"), outputs=outputs, start=(), snapshots=snapshots, credit=credit
+            ctx,
+            StageId("clicks"),
+            outputs=outputs,
+            start=(),
+            snapshots=snapshots,
+            credit=credit,
+            paused=lambda: self.paused,
         )
 
     def _versions(self, *_: object) -> tuple[OutputVersion, ...]:
@@ -107,6 +122,52 @@ def test_a_batch_that_was_planned_and_refused_at_the_end_does_not_keep_the_last_
     assert source.look(1) == []
     source.runner.end()
     assert (source.look(1), source.batches) == ([1], [0])
+
+
+def planned(native: Path, committed: int, batch: int) -> Planned:
+    """Write the logs of a stage that has planned a batch after its last finished one."""
+    for name in ("offsets", "commits"):
+        (native / name).mkdir(parents=True, exist_ok=True)
+    for number in range(batch + 1):
+        (native / f"offsets/{number}").write_text("v1\n{}\n")
+    for number in range(committed + 1):
+        (native / f"commits/{number}").write_text("v1\n{}\n")
+    facts, offsets = BatchFacts(BatchId(batch), "", 0), OffsetFile(1, 0, 0, {}, {})
+    return Planned(facts, offsets, None, before=(), after=(), emission=Free())
+
+
+def test_a_paused_source_holds_its_planned_batch_and_barriers_go_ahead_of_it(tmp_path: Path) -> None:
+    source = IdleSource(Root(str(tmp_path)))
+    batch = planned(tmp_path / "native/1/clicks", 3, 4)
+    source.paused = True
+    source.offer(1)
+    assert source.look(1) == []  # nobody knows yet whether the batch has begun
+    source.runner._activity.begin(batch.facts.batch)
+    assert not source.runner._admit(batch)
+    assert (source.look(2), source.batches) == ([1], [3])
+    assert source.runner.activity().what == "the end of its pause"
+    source.paused = False
+    assert source.runner._admit(batch)
+    source.offer(2)
+    assert source.look(1) == [1]  # the batch carries it
+
+
+def test_a_paused_source_finishes_a_batch_of_which_an_output_has_a_part(tmp_path: Path) -> None:
+    """A cut before that batch would stand behind its rows."""
+    source = IdleSource(Root(str(tmp_path)))
+    batch = planned(tmp_path / "native/1/clicks", 3, 4)
+    source.paused, source.parts[4] = True, object()
+    source.offer(1)
+    assert source.runner._admit(batch)
+    assert source.look(1) == []
+
+
+def test_a_paused_source_runs_the_batch_that_it_alone_is_to_run(tmp_path: Path) -> None:
+    """A rebuild or a drain needs the batch."""
+    source = IdleSource(Root(str(tmp_path)))
+    batch = planned(tmp_path / "native/1/clicks", 3, 4)
+    source.paused, source.runner.only = True, BatchId(4)
+    assert source.runner._admit(batch)
 
 
 def test_a_cut_whose_table_versions_cannot_be_read_is_not_handed_over(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ from spark_abs.model import (
 )
 from spark_abs.protocol.attempt import Attempt, Rebuilt, StartedFunctions
 from spark_abs.protocol.change_data import ChangeOptions
-from spark_abs.protocol.control import Aborted, Claim, Command, CommandKind, OutsideSink, Run
+from spark_abs.protocol.control import Aborted, Claim, Command, CommandKind, OutsideSink, Paused, Run
 from spark_abs.protocol.evaluation import Staged
 from spark_abs.protocol.outside import Mark
 from spark_abs.sinks.delta.commit_metadata import (
@@ -210,7 +210,7 @@ def words_of_the_record() -> set[str]:
         *(OperatorShape, SourceShape, StateFunction, Head, SegmentMetadata, Record, Origin),
         *(LookupVersion, Position, Barrier, EntryMetadata, Attempt, Run, Claim, Aborted, Command, Lease),
         *(SinkMetadata, PlannedBatch, Rebuilt, StartedFunctions, Staged, OutsideSink, Mark, Postgres, Kafka),
-        *(RunActivity, StageActivity, Backlog, Late, Disk, Earlier, Longest),
+        *(Paused, RunActivity, StageActivity, Backlog, Late, Disk, Earlier, Longest),
         *(Iceberg, IcebergMark, Kept, EpochTable, CommittedEpoch, ChangeOptions, Tombstones, TombstoneFile),
     ],
 )

@@ -1,0 +1,80 @@
+"""Killed between a request to pause sources and its answer, before and after the commit that has both."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import spark_abs
+from spark_abs.protocol.control import Command, CommandKind, ControlState, ask
+from spark_abs.store.control import Control
+from tests.crash.facts import check, check_complete, native_of
+from tests.crash.jobs import Small
+from tests.crash.process import DriverProcess
+
+pytestmark = pytest.mark.timeout(900)
+
+BEFORE, AFTER = "command.pause.answer.before", "command.pause.answer.after"
+OFTEN: dict[str, object] = {"checkpoint": {"interval": "300ms"}}
+COMMAND = Command("one", CommandKind.PAUSE, None, 0, by="ann@desk")
+
+
+def state(job: Small) -> ControlState:
+    return Control.open(job.root).state
+
+
+def answer(job: Small) -> Command:
+    return next(c for c in state(job).commands if c.id == COMMAND.id)
+
+
+def finished(job: Small) -> int:
+    """Return the last batch of the source that Spark has finished."""
+    return max(int(each.name) for each in (native_of(job.base, "events") / "commits").glob("[0-9]*"))
+
+
+def has_more(job: Small, checkpoints: int) -> bool:
+    return len(job.completed()) > checkpoints
+
+
+def test_a_pause_and_its_answer_are_one_commit(first: DriverProcess, tmp_path: Path) -> None:
+    """Before it nothing is paused, and the next run says so; after it the pause holds over the kill."""
+    jobs = {point: Small(tmp_path / point.rpartition(".")[2]) for point in (BEFORE, AFTER)}
+    for job in jobs.values():
+        job.feed()
+    asked: set[Path] = set()
+
+    def meanwhile() -> None:
+        for job in jobs.values():
+            if job.completed() and job.base not in asked:
+                asked.add(job.base)
+                Control.open(job.root).update(lambda s: ask(s, COMMAND))
+            job.feed()
+
+    with DriverProcess(tmp_path / "killed") as doomed:
+        doomed.wait_ready()
+        lives = ({"base": str(job.base), "points": [point], **OFTEN} for point, job in jobs.items())
+        doomed.start(*lives, then="kill")
+        doomed.wait_for_end("the end of both", meanwhile)
+        assert [doomed.at(job.base) for job in jobs.values()] == [[BEFORE], [AFTER]], doomed.told
+
+    unpaused, paused = jobs[BEFORE], jobs[AFTER]
+    assert (state(unpaused).paused, answer(unpaused).answered) == ((), False)
+    assert ([one.stage for one in state(paused).paused], answer(paused).ok) == (["events"], True)
+    newest = {base: len(job.completed()) for base, job in jobs.items()}
+    for point, job in jobs.items():
+        check(job.base)
+        job.start(first, **OFTEN)
+        first.wait_for(partial(has_more, job, newest[point]), "a checkpoint of it")
+    assert (answer(unpaused).ok, "repeat the request" in answer(unpaused).message) == (False, True)
+    read, taken = finished(paused), len(paused.completed())
+    first.wait_for(lambda: len(paused.completed()) > taken + 2, "checkpoints of the paused job")
+    assert finished(paused) == read
+    assert spark_abs.open(paused.root.uri).resume() == "resumed: events"
+    paused.run_until(first, lambda: finished(paused) > read + 1, "rows after the pause")
+    for job in jobs.values():
+        job.stop(first)
+        check(job.base)
+        job.finish(first)
+        check_complete(job.base, job.files)
