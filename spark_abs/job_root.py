@@ -378,6 +378,22 @@ class JobRoot:
         """
         return resume_sources(self.root, stages, self.clock_ms, self.sleep).message
 
+    def restart(self, stage: str, timeout: float | None = None) -> str:
+        """Start a stage of the running job again when its batch has ended, and return what happened.
+
+        A stage that has failed and waits for its restart is started at once.
+
+        Args:
+            stage: its name.
+            timeout: seconds to wait for the answer; None: until the job ends.
+
+        Raises:
+            Refused: no run is alive, there is no such stage, it could not be started, or no answer came in
+                time: the stage may still be restarted.
+        """
+        command = new_command(CommandKind.RESTART, self.clock_ms(), stages=[stage])
+        return ask_run(self.root, command, self.clock_ms, self.sleep, timeout).message
+
     def stop(self, savepoint: str | None = None, drain: bool = False) -> CheckpointId | None:
         """Stop the running job gracefully, wait until it has ended, and return the savepoint's id, if any.
 

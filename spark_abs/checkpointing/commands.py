@@ -37,6 +37,8 @@ class Abilities:
     """Does without a query; returns what was done."""
     sources: Callable[[Sequence[StageId]], tuple[StageId, ...]]
     """Returns the sources that a pause names, all for none."""
+    restart: Callable[[StageId, str], None]
+    """Restarts a stage for the id of a command; `Commands.answer` hears of it."""
     hold: Callable[[frozenset[StageId]], None]
     """Takes the sources that begin no batch from now on."""
 
@@ -149,6 +151,9 @@ class Commands:
                 return None
             case CommandKind.RESUME:
                 self._resume(command)
+                return None
+            case CommandKind.RESTART:
+                self._can.restart(command.stages[0] if command.stages else StageId(""), command.id)
                 return None
             case CommandKind.STOP | CommandKind.SAVEPOINT:
                 exact = command.kind is CommandKind.STOP

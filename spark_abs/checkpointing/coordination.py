@@ -143,6 +143,10 @@ class Coordination:
         self._leave_to_thread(lambda: self._commands.ask(command, answer))
         return answer
 
+    def answer(self, answer: protocol.Answer) -> None:
+        """Answer a command that another thread has carried out."""
+        self._leave_to_thread(lambda: self._commands.answer(answer))
+
     def change(self, given: Mapping[str, object]) -> queue.SimpleQueue[protocol.Answer]:
         """Change settings until the run ends; the answer, which comes through the queue, says what changed.
 

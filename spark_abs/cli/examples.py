@@ -27,6 +27,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "cancel": ("cancel /data/shop 12", "cancel /data/shop nightly"),
     "pause": ("pause /data/shop", "pause /data/shop clicks"),
     "resume": ("resume /data/shop", "resume /data/shop clicks"),
+    "restart": ("restart /data/shop totals",),
     "set": ("set /data/shop interval=30s", "set /data/shop mode=unaligned timeout=20m"),
     "stop": ("stop /data/shop", "stop /data/shop --savepoint before-release"),
     "forget": ("forget /data/shop orders",),

@@ -1,4 +1,4 @@
-"""Commands for a running job: `savepoint`, `checkpoint`, `cancel`, `pause`, `resume`, `set`, `stop`."""
+"""Commands for a running job: its checkpoints, sources, stages and settings, and its end."""
 
 from __future__ import annotations
 
@@ -92,6 +92,23 @@ def resume(ctx: Context, root: Root, stages: tuple[str, ...]) -> None:
     """Let paused sources read again, all of them if none is named. The job need not run."""
     with ctx.out.waiting("waiting for the job to resume its sources"):
         answer = resume_sources(root, stages, ctx.now_ms, ctx.pause)
+    ctx.out.result(answer, lambda out: out.line(answer.message))
+
+
+@click.command
+@root_command
+@click.argument("stage")
+@timeout_option
+def restart(ctx: Context, root: Root, stage: str, timeout: str | None) -> None:
+    """Start a stage of the running job again when its batch has ended; the others run on.
+
+    A stage that has failed and waits for its restart is started at once. A source gets the columns that its
+    table has now, where a restart can take them.
+    """
+    patience_s = None if timeout is None else _seconds(timeout)
+    with ctx.out.waiting(f"waiting for the batch of stage {stage!r} to end"):
+        command = new_command(CommandKind.RESTART, ctx.now_ms(), stages=[stage])
+        answer = ask_run(root, command, ctx.now_ms, ctx.pause, patience_s)
     ctx.out.result(answer, lambda out: out.line(answer.message))
 
 

@@ -93,6 +93,8 @@ class CommandKind(StrEnum):
     """Let the sources `stages` begin no further batch, all sources if it is empty."""
     RESUME = "resume"
     """Let the paused sources `stages` read again, all of them if it is empty."""
+    RESTART = "restart"
+    """Start the stage `stages` again when its batch has ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from spark_abs.protocol.control import AttachedSink, attach, taken_over
 from spark_abs.protocol.credit import Capacity
 from spark_abs.protocol.path import channel_path
 from spark_abs.protocol.restarts import RestartPolicy
+from spark_abs.run.asked_restarts import AskedRestarts
 from spark_abs.run.drain import Drain
 from spark_abs.run.lifecycle import Termination
 from spark_abs.run.lookups import open_lookups, query_frame
@@ -400,6 +401,7 @@ class Launch:
     ) -> Run:
         """Join the parts to a run; nothing runs yet."""
         ctx, termination = self._ctx, self._termination
+        asked = AskedRestarts(stages, partial(_refuse_restart, ctx, drain))
         coordination = Coordination(
             ctx,
             self._events,
@@ -412,6 +414,7 @@ class Launch:
                 _refuse_forget,
                 sources=self._paused.named,
                 hold=self._paused.hold,
+                restart=asked.ask,
             ),
             on_failure=termination.fail,
             on_completed=self._senders.completed,
@@ -428,6 +431,7 @@ class Launch:
             snapshots=self._snapshots,
             recovery=Recovery(ctx, self._policy, restarts, renewable),
             drain=drain,
+            restarts=asked,
             senders=self._senders,
             shapes=shapes,
             on_end=self._stop_listening,
@@ -463,3 +467,10 @@ def _refuse_forget(stage: StageId) -> str:
         f"{stage!r} is a stage of a job: declare the job without it, and start with "
         "allow_non_restored_state=True"
     )
+
+
+def _refuse_restart(ctx: RunContext, drain: Drain) -> None:
+    if ctx.bounded:
+        raise UsageError("a bounded run ends with its input: its stages are not restarted on request")
+    if drain.asked is not None:
+        raise UsageError("the job is being drained, and restarts no stage meanwhile")

@@ -145,15 +145,23 @@ class Recovery:
             StageFailed: a stage cannot be started, and no further attempt is allowed.
         """
         for due in [d for d in self._due.values() if d.decision.ms <= steady_ms()]:
-            end = due.end
-            self._ctx.failpoint(f"restart.{end.stage}.before")
-            del self._due[end.stage]
-            try:
-                self._restart[end.stage]()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the policy decides about it, too
-                self.take(StageEnd(end.stage, end.batch, error))
-                continue
-            self._record(due)
+            self._start(due)
+
+    def start_now(self, stage: StageId) -> bool:
+        """Restart a stage that waits for its delay; say whether it was started. Errors as `start_due`."""
+        return self._start(self._due[stage])
+
+    def _start(self, due: _Due) -> bool:
+        end = due.end
+        self._ctx.failpoint(f"restart.{end.stage}.before")
+        del self._due[end.stage]
+        try:
+            self._restart[end.stage]()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the policy decides about it, too
+            self.take(StageEnd(end.stage, end.batch, error))
+            return False
+        self._record(due)
+        return True
 
     def _record(self, due: _Due) -> None:
         end, took = due.end, steady_ms() - due.failed_ms

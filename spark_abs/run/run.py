@@ -30,6 +30,7 @@ from spark_abs.protocol.control import CommandKind
 from spark_abs.protocol.messages import Answer
 from spark_abs.protocol.trigger import Request, RunStatus
 from spark_abs.report.face import root_face
+from spark_abs.run.asked_restarts import AskedRestarts
 from spark_abs.run.drain import Drain
 from spark_abs.run.end_of_input import EndOfInput, Loops
 from spark_abs.run.lifecycle import Lifecycle, Termination, end_all
@@ -71,6 +72,7 @@ class Run:
         snapshots: Snapshotter,
         recovery: Recovery,
         drain: Drain,
+        restarts: AskedRestarts,
         senders: Senders,
         shapes: tuple[StageShape, ...],
         on_end: Callable[[], None],
@@ -81,7 +83,7 @@ class Run:
         self._coordination, self._snapshots = coordination, snapshots
         self._shapes = shapes
         self._recovery = recovery
-        self._drain = drain
+        self._drain, self._restarts = drain, restarts
         self._senders = senders
         self._last_savepoint: CheckpointId | None = None
         self._end = EndOfInput(ctx, stages, Loops(ctx, loops, stages))
@@ -172,6 +174,16 @@ class Run:
             Refused: a source is not paused, or the job is not running.
         """
         return self._ask(CommandKind.RESUME, stages=stages)
+
+    def restart(self, stage: str) -> str:
+        """Start a stage again when its batch has ended, while the others run on; return what happened.
+
+        A stage that has failed and waits for its restart is started at once.
+
+        Raises:
+            Refused: the job has no such stage or is not running, or the stage could not be started.
+        """
+        return self._ask(CommandKind.RESTART, stages=[stage])
 
     def set(self, **settings: Unpack[LiveSettings]) -> str:
         """Change settings of the running job, e.g. `run.set(interval="30s")`, and return the changes.
@@ -300,7 +312,7 @@ class Run:
         while not self._termination.await_request(_WATCH_S):
             self._look()
             drain = self._drain.asked
-            if drain is not None:
+            if drain is not None and not self._restarts.pending:
                 return self._run_drain(drain.savepoint)
             if self._ctx.bounded and self._end.finish_stages():
                 self._report()
@@ -353,6 +365,7 @@ class Run:
         self._look_for_failures()
         self._report()
         self._recovery.start_due()
+        self._restarts.look(self._recovery, self._coordination)
 
     def _report(self) -> None:
         status = RunStatus.ENDING if self._end.loop_waits else RunStatus.RUNNING

@@ -92,10 +92,19 @@ class RunningStage:
         """
         run_only(self._begun, self.runner, batch, meanwhile)
 
-    def restart(self, coordination: Coordination) -> None:
-        """Start the stage again after its query has failed, within the same run.
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the query has ended, or runs no batch and begins none that it has planned."""
+        return self.query is None or self._is_quiet(self.query)
 
-        1. Wait until all threads of the failed query have ended. 2. Check the native checkpoint: without one
+    def _is_quiet(self, query: StreamingQuery) -> bool:
+        runner = self.runner
+        return not query.isActive or runner.native.idle_at() is not None or runner.batch_lock.parked
+
+    def restart(self, coordination: Coordination) -> None:
+        """Start the stage again after its query has failed or was stopped, within the same run.
+
+        1. Wait until all threads of the old query have ended. 2. Check the native checkpoint: without one
         a query would silently begin with batch 0. 3. Make a new frame and a new runner with new handles. 4.
         In the coordinator's thread, let the new runner take over the barriers of the old runner, which gets
         no calls after that. 5. Start the query.
@@ -142,9 +151,8 @@ class RunningStage:
         An error of the stop is ignored: with Java's flight recorder, Spark does not recognise its own
         interrupt of a waiting query. A failed query has its error while it still counts as active.
         """
-        runner = self.runner
         try:
-            while query.isActive and runner.native.idle_at() is None and not runner.batch_lock.parked:
+            while not self._is_quiet(query):
                 meanwhile()
                 _quiet.wait(_LOOK_S)
             return query.exception()

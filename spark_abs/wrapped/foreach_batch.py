@@ -222,6 +222,7 @@ class _Host:
                 self._forget,
                 sources=_refuse_pause,
                 hold=lambda _: None,
+                restart=_refuse_restart,
             ),
             on_failure=fail,
         )
@@ -425,6 +426,10 @@ def _refuse_drain(_savepoint: str, _request: str) -> None:
 
 def _refuse_pause(_stages: Sequence[StageId]) -> tuple[StageId, ...]:
     raise UsageError("wrapped queries are started and stopped by their owner: stop the query instead")
+
+
+def _refuse_restart(_stage: StageId, _request: str) -> None:
+    raise UsageError("wrapped queries are started and stopped by their owner: restart the query instead")
 
 
 def recorded_parts(checkpoints: Checkpoints, state: ControlState) -> tuple[StageSnapshot, ...]:

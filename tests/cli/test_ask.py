@@ -81,6 +81,7 @@ def test_a_no_is_an_error_with_the_reason(job: SmallJob, cli: Cli) -> None:
         ("checkpoint",),
         ("cancel", "7"),
         ("pause",),
+        ("restart", "b"),
     ],
 )
 def test_nobody_is_asked_when_nobody_is_alive(job: SmallJob, cli: Cli, command: tuple[str, ...]) -> None:
@@ -259,6 +260,13 @@ def test_a_pause_names_sources_and_without_an_answer_says_that_it_may_still_come
     cli.now_ms, cli.pause = lambda: next(clock), lambda _: None
     said = cli("pause", exits=1).stderr
     assert "no answer within 60 s: the run may still carry out pause; `spark-abs status" in said
+
+
+def test_a_restart_of_a_stage_is_waited_for(job: SmallJob, cli: Cli) -> None:
+    job.come_alive()
+    cli.pause = Acting(nothing, answering(job, True, None, "stage 'b' runs again"))
+    assert cli("restart", "b").stdout == "stage 'b' runs again\n"
+    assert (asked(job).kind, asked(job).stages) == (ledger.CommandKind.RESTART, ("b",))
 
 
 def test_paused_sources_are_resumed_also_while_nothing_runs(job: SmallJob, cli: Cli) -> None:

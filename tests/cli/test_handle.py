@@ -112,7 +112,7 @@ def test_a_savepoint_and_a_stop_of_a_job_that_runs(job: SmallJob) -> None:
     handle = replace(spark_abs.open(job.root.uri), sleep=answering(job, 7, "stopped"))
     assert handle.savepoint("before") == 7
     assert handle.checkpoint() == 7
-    assert handle.cancel(7) == handle.pause("clicks") == handle.resume() == "done"
+    assert handle.cancel(7) == handle.pause("clicks") == handle.resume() == handle.restart("b") == "done"
     assert handle.set(interval="30s") == "done"
     assert handle.stop(savepoint="last") == 7
     kinds = [(c.kind, c.name) for c in job.state.commands]
@@ -122,6 +122,7 @@ def test_a_savepoint_and_a_stop_of_a_job_that_runs(job: SmallJob) -> None:
         (CommandKind.CANCEL, "7"),
         (CommandKind.PAUSE, None),
         (CommandKind.RESUME, None),
+        (CommandKind.RESTART, None),
         (CommandKind.SET, None),
         (CommandKind.STOP, "last"),
     ]

@@ -21,7 +21,7 @@ from spark_abs.protocol.messages import Effect
 from tests.invariants import InvariantViolated
 from tests.simulator import recovery
 from tests.simulator.cluster import Checkpoint, Graph, Native, Stage, State, Storage
-from tests.simulator.parts import Evaluating, Parts, unwritten
+from tests.simulator.parts import Parts
 from tests.simulator.simulate import FIVE, GRAPHS, LOOP, main, simulate
 from tests.simulator.strategies import graphs
 
@@ -56,21 +56,6 @@ def test_loops_survive_everything(name: str) -> None:
     """A loop of two stages and a diamond out of it; a loop within a loop. Rows go round at cuts (P17)."""
     seen = runs(GRAPHS[name], range(100))
     assert {"completed", "restores", "rows on their way round"} - seen.keys() == set()
-
-
-def test_paused_sources_survive_everything() -> None:
-    """Barriers go ahead of the batch that a paused source has planned (P11, P18)."""
-    seen = Counter[str]()
-
-    def holds(process: Evaluating, batch: BatchId) -> bool:
-        held = unwritten(process, batch)
-        seen["batches held" if held else "batches finished"] += 1
-        return held
-
-    for seed in range(100):
-        seen += simulate(seed, FIVE, Parts(may_hold=holds))
-    wanted = {"completed", "driver kills", "restores", "batches held", "batches finished"}
-    assert wanted - seen.keys() == set()
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -189,11 +174,6 @@ class InAnyOrder(Coordinator):
                 self._pending[pending.id] = replace(pending, committing=True)
                 return (pending.verdict,)
         return ()
-
-
-def test_a_pause_that_holds_a_batch_of_which_an_output_has_a_part_is_caught() -> None:
-    """A barrier ahead of that batch would stand behind its rows in one channel."""
-    assert violated(Parts(may_hold=lambda *_: True)) != "-"
 
 
 def test_outcomes_that_do_not_come_in_id_order_are_caught() -> None:

@@ -1,4 +1,4 @@
-"""Requests to a job that runs: pause and resume its sources, trigger and cancel checkpoints."""
+"""Requests to a job that runs: pause its sources, restart a stage, trigger and cancel checkpoints."""
 
 from __future__ import annotations
 
@@ -49,22 +49,29 @@ def test_a_paused_source_holds_its_batch_over_a_restart_while_checkpoints_go_on(
 
     again = start(line.job())
     assert again.checkpoint() == 2
+    before = again.query("numbers").runId
+    assert call("restart", line.root, "numbers").stdout == "stage 'numbers' runs again\n"
+    assert again.query("numbers").runId != before
     assert (native.newest_committed(), len(line.rows("numbers"))) == (1, 6)
     with pytest.raises(Refused, match="'twice' is no source of the job; its sources are: numbers"):
         again.pause("twice")
     assert again.resume() == "resumed: numbers"
     eventually(again, line.has_all, "all rows after the pause")
+    assert again.restart("twice") == "stage 'twice' runs again"
+    line.write(1)
+    eventually(again, line.has_all, "all rows after the restart")
     assert again.checkpoint() == 3
     again.stop()
     assert call("health", line.root, "--max-age", "1h").exit_code == 1  # it was stopped
     assert call("resume", line.root).stdout == "no source was paused\n"
-    assert [files_read(manifest, "numbers") for manifest in manifests(line.root)] == [2, 2, 4]
+    assert [files_read(manifest, "numbers") for manifest in manifests(line.root)] == [2, 2, 5]
     line.assert_all_once()
     line.assert_cuts()
     asked = [(row["kind"], row["reason"], row["by"]) for row in events(line.root, HistoryEvent.COMMAND)]
-    kinds = ["pause", "checkpoint", "checkpoint", "pause", "resume", "checkpoint", "resume"]
-    reasons = ["refused" if n == 3 else "done" for n in range(len(kinds))]
-    assert asked[:7] == [(kind, why, asker()) for kind, why in zip(kinds, reasons, strict=True)]
+    kinds = ["pause", "checkpoint", "checkpoint", "restart", "pause", "resume"]
+    kinds += ["restart", "checkpoint", "resume"]
+    reasons = ["refused" if n == 4 else "done" for n in range(len(kinds))]
+    assert asked == [(kind, why, asker()) for kind, why in zip(kinds, reasons, strict=True)]
 
 
 def test_an_open_checkpoint_is_cancelled_and_the_next_one_completes(

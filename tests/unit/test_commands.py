@@ -46,6 +46,7 @@ class Running:
             forget=lambda _: "",
             sources=self._sources,
             hold=lambda paused: self.held.append(set(paused)),
+            restart=lambda stage, request: self.asked.append((stage, request)),
         )
         self.commands = Commands(
             ctx,
@@ -153,6 +154,16 @@ def test_a_checkpoint_and_a_cancel_are_answered_by_the_outcome(running: Running)
     running.commands.answer(Answer(request.id, CheckpointId(14), True, "a second time"))
     assert [c.checkpoint for c in running.control.state.commands] == [13, None]
     assert running.history() == [("checkpoint", "done", "completed", "ann@desk")]
+
+
+def test_a_restart_is_answered_by_the_thread_that_does_it(running: Running) -> None:
+    command = by(CommandKind.RESTART, ORDERS)
+    running.send(command)
+    running.commands.read()
+    assert running.asked == [(ORDERS, command.id)]
+    assert running.history() == []
+    running.commands.answer(Answer(command.id, None, True, "stage 'orders' runs again"))
+    assert running.history() == [("restart", "done", "stage 'orders' runs again", "ann@desk")]
 
 
 def test_a_command_of_the_own_process_needs_no_record_in_control(running: Running) -> None:
