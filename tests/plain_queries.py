@@ -81,16 +81,20 @@ def rows_of(table: Path | Place, version: int | None = None) -> list[int]:
 
 
 def make_table(table: Place) -> None:
-    DeltaTable.create(table.uri, pa.schema([("id", pa.int64())]), storage_options=table.options)
+    """Create a table as Spark does: its log has a checkpoint every ten commits."""
+    DeltaTable.create(
+        table.uri,
+        pa.schema([("id", pa.int64())]),
+        storage_options=table.options,
+        configuration={"delta.checkpointInterval": "10"},
+    )
 
 
-def append(table: Path | Place, ids: list[int], transactions: dict[str, int]) -> None:
-    place = place_of(table)
+def append(table: Path | Place | DeltaTable, ids: list[int], transactions: dict[str, int]) -> None:
     write_deltalake(
-        place.uri,
+        table if isinstance(table, DeltaTable) else delta(table),
         pa.table({"id": pa.array(ids, pa.int64())}),
         mode="append",
-        storage_options=place.options,
         commit_properties=CommitProperties(
             app_transactions=[Transaction(app, batch) for app, batch in transactions.items()]
         ),
@@ -111,6 +115,7 @@ class PlainQuery:
     chance: random.Random = field(default_factory=random.Random)
     held: list[int] | None = None
     """The rows of a batch in which the driver was frozen."""
+    _handles: dict[str, DeltaTable] = field(default_factory=dict)
 
     @property
     def checkpoint(self) -> Place:
@@ -118,6 +123,15 @@ class PlainQuery:
 
     def table(self, name: str) -> Place:
         return place_of(self.base).below(f"t/{name}")
+
+    def newest(self, name: str) -> DeltaTable:
+        """Return a table as it is now; its log is read from its start once, as by Spark."""
+        handle = self._handles.get(name)
+        if handle is None:
+            handle = self._handles[name] = delta(self.table(name))
+        else:
+            handle.update_incremental()
+        return handle
 
     @property
     def from_files(self) -> bool:
@@ -147,7 +161,7 @@ class PlainQuery:
             until = self.until + 1
             self._write_source_log(until, fresh)
         else:
-            newest = delta(self.table(self.source)).version()
+            newest = self.newest(self.source).version()
             if newest < self.until:
                 return False
             until = min(newest + 1, self.until + self.chance.randint(1, most))
@@ -183,8 +197,8 @@ class PlainQuery:
         self._write(ids, crash)
 
     def _write(self, ids: list[int], crash: str = "") -> None:
-        table, app = self.table(self.sink), self.app or self.id
-        written = delta(table).transaction_version(app)
+        table, app = self.newest(self.sink), self.app or self.id
+        written = table.transaction_version(app)
         if app == NO_APP:
             self._tick()
             append(table, ids, {})
@@ -214,7 +228,7 @@ class PlainQuery:
     def _line(self, until: int) -> str:
         if self.from_files:
             return json.dumps({"logOffset": until})
-        identity = delta(self.table(self.source)).metadata().id
+        identity = self._handles[self.source].metadata().id
         plain = {
             "sourceVersion": 1,
             "reservoirId": str(identity),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import random
@@ -19,7 +20,7 @@ from spark_abs.rewind.apply import apply
 from spark_abs.rewind.prepare import Prepared, listed
 from spark_abs.rewind.purge import purge
 from spark_abs.store.failpoint import no_failpoint
-from spark_abs.store.storage import DEFAULTS, Place
+from spark_abs.store.storage import DEFAULTS
 from tests.plain_queries import SHAPES, World, rows_of, text_of
 
 W = TypeVar("W", bound=World)
@@ -65,12 +66,19 @@ def test_batches_of_a_function_without_an_id_are_told_by_their_times(tmp_path: P
     world.is_whole(seed)
 
 
-def copy_of(first: W, base: Path, seed: int) -> W:
-    """Return a world with copies of the files of another."""
-    shutil.copytree(first.base, base)
-    world = type(first).__new__(type(first))
-    world.__dict__ |= {**first.__dict__, "top": Place(str(base)), "chance": random.Random(seed)}
-    return world
+def worlds(first: W, every: int = 1) -> Iterator[tuple[int, W]]:
+    """Yield a number and a world again and again, with the files that it has now and of its directory.
+
+    All are at one place, so that records of a rewind that name it hold in each.
+    """
+    directory = first.base.parent
+    saved = shutil.copytree(directory, directory.with_name("saved"))
+    for number in itertools.count(0, every):
+        shutil.rmtree(directory)
+        shutil.copytree(saved, directory)
+        world = copy.copy(first)
+        world.chance = random.Random(number)
+        yield number, world
 
 
 @pytest.mark.parametrize("shape", ["fan-in", pytest.param("chain", marks=pytest.mark.long)])
@@ -78,13 +86,12 @@ def copy_of(first: W, base: Path, seed: int) -> W:
 def test_a_rewind_and_its_undo_are_finished_when_killed_at_any_point(
     tmp_path: Path, shape: str, taken_back: bool
 ) -> None:
-    first = World(tmp_path / "first", shape, seed=7, files=8)
+    first = World(tmp_path / "first" / "live", shape, seed=7, files=8)
     first.run(20)
     *_, (_, at) = listed(*first.places())  # the oldest cut
-    for number in itertools.count():
-        world = copy_of(first, tmp_path / str(number), number)
-        if taken_back:
-            world.rewind(at)
+    if taken_back:
+        first.rewind(at)
+    for number, world in worlds(first):
         try:
             world.undo(killed_at(number)) if taken_back else world.rewind(at, killed_at(number))
         except Killed:
@@ -180,11 +187,10 @@ def test_a_driver_that_was_frozen_and_wakes_after_a_rewind_does_no_harm(
 
 def test_of_two_rewinds_at_the_same_instant_one_gives_way(tmp_path: Path) -> None:
     """The second one works while the first one is at any of its points."""
-    first = World(tmp_path / "first", "fan-in", seed=7, files=8)
+    first = World(tmp_path / "first" / "live", "fan-in", seed=7, files=8)
     first.run(20)
     *_, (_, oldest) = listed(*first.places())
-    for number in itertools.count():
-        world = copy_of(first, tmp_path / str(number), number)
+    for number, world in worlds(first):
         one, two = world.prepare(oldest), world.prepare({"left": oldest["left"] + 1})
         left = iter(range(number, -1, -1))
         outcomes: list[bool] = []
@@ -217,12 +223,11 @@ def test_of_two_rewinds_at_the_same_instant_one_gives_way(tmp_path: Path) -> Non
 
 def test_a_rewind_that_another_call_finishes_or_withdraws_meanwhile(tmp_path: Path) -> None:
     """It had not died, as the other call supposed."""
-    first = World(tmp_path / "first", "chain", seed=7, files=8)
+    first = World(tmp_path / "first" / "live", "chain", seed=7, files=8)
     first.run(20)
     *_, (_, oldest) = listed(*first.places())
     withdrawn = 0
-    for number in itertools.count():
-        world = copy_of(first, tmp_path / str(number), number)
+    for number, world in worlds(first):
         left = iter(range(number, -1, -1))
 
         def other(_: str, left: Iterator[int] = left, world: World = world) -> None:
@@ -241,13 +246,12 @@ def test_a_rewind_that_another_call_finishes_or_withdraws_meanwhile(tmp_path: Pa
 
 
 def test_a_purge_that_was_killed_is_repeated_and_no_undo_comes_between(tmp_path: Path) -> None:
-    first = World(tmp_path / "first", "chain", seed=7, files=8)
+    first = World(tmp_path / "first" / "live", "chain", seed=7, files=8)
     first.run(20)
     *_, (_, oldest) = listed(*first.places())
-    for number in itertools.count():
-        world = copy_of(first, tmp_path / str(number), number)
-        world.rewind(oldest)
-        checkpoints, _ = world.places()
+    first.rewind(oldest)
+    checkpoints, _ = first.places()
+    for number, world in worlds(first):
         try:
             purge(checkpoints, call="p", at=killed_at(number))
         except Killed:

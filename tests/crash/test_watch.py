@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import shutil
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,14 +22,14 @@ from spark_abs.store.control import Control
 from spark_abs.store.storage import DEFAULTS
 from spark_abs.watch.watcher import look, newest_kept, watching
 from tests.crash import watcher
-from tests.crash.test_rewind import Killed, copy_of, killed_at
+from tests.crash.test_rewind import Killed, killed_at, worlds
 from tests.plain_queries import SHAPES
 from tests.watched_queries import StatefulQuery, WatchedWorld
 
 
 def worked(base: Path, shape: str, seed: int, rounds: int = 4, files: int = 40) -> WatchedWorld:
     """Return queries that have worked for some rounds, each kept, of which Spark has the newest batches."""
-    world = WatchedWorld(base / "live", shape, seed, files)
+    world = WatchedWorld(base / "first" / "live", shape, seed, files)
     for number in range(rounds):
         world.run(20)
         if number == rounds - 1:
@@ -81,11 +78,9 @@ def test_a_rewind_to_a_kept_cut_is_finished_when_killed_at_any_point(
     """It needs the root no more once it has begun."""
     first = worked(tmp_path, "chain", seed=1)
     *_, at = (cut for cut in first.kept() if cut not in of_spark(first))
-    for number in itertools.count(0, every):
-        world = copy_of(first, tmp_path / str(number) / "live", number)
-        shutil.copytree(first.root.uri, world.root.uri)
-        if taken_back:
-            world.rewind(at)
+    if taken_back:
+        first.rewind(at)
+    for number, world in worlds(first, every):
         try:
             world.undo(killed_at(number)) if taken_back else world.rewind(at, killed_at(number))
         except Killed:
@@ -136,24 +131,20 @@ def test_a_watcher_that_is_killed_anywhere_leaves_a_root_that_goes_on(tmp_path: 
     first.run(10)
     first.settle()
     points = []
-    for number in itertools.count():
-        world = copy_of(first, tmp_path / str(number) / "live", number)
-        shutil.copytree(first.root.uri, world.root.uri)
-        command = [sys.executable, "-m", "tests.crash.watcher", str(world.base), world.shape, str(number)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode == 0:
+    for number, world in worlds(first):
+        point = watcher.killed_at(world, number, tmp_path / "point")
+        if point is None:
             break
-        assert done.returncode == watcher.KILLED, done.stderr
-        points.append(done.stderr.strip().rpartition(" ")[2])
+        points.append(point)
         again = world.watch()
-        assert (again.kept is None) == (points[-1] in AFTER_COMMIT)
+        assert (again.kept is None) == (point in AFTER_COMMIT)
         world.run(10)
         world.settle()
         assert world.watch().kept is not None
         assert len(world.kept()) == 3
         assert verify_root(world.root, SILENT) == ()
         state = Control.open(world.root).state
-        assert state.claims == (), points[-1]
+        assert state.claims == (), point
     assert {"watch.begin.after", "watch.claim.after", "capture.pack.commit.before"} <= set(points)
     assert {"watch.manifest.before", "watch.manifest.after", "watch.sweep.after"} <= set(points)
 
