@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from itertools import takewhile
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -13,27 +15,38 @@ from spark_abs.channels.entries import entry_of, note_of
 from spark_abs.channels.files import Evaluation, evaluation_of
 from spark_abs.errors import CommitConflict
 from spark_abs.model import NO_ATTEMPT, NO_BATCH, ChannelId, Entry, Version, checked_relative
-from spark_abs.store.log import log_file, log_files_before, read_commit, versions_in
+from spark_abs.store.log import LogCommit, log_file, log_files_before, read_commit
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
 
 
-def trim(root: Root, channel: ChannelId, before: Version) -> None:
+def trim(
+    root: Root,
+    channel: ChannelId,
+    before: Version,
+    *,
+    rows_before: int = 0,
+    in_flight: Collection[tuple[Version, Version]] = (),
+    known: int = 0,
+) -> None:
     """Delete data and log files of the entries before version `before`, and files without a commit.
 
-    1. Delete their data files. 2. Let the table forget those files. 3. Write a checkpoint of the table.
-    4. Delete their log files, oldest first. 5. Delete the files of batches that were evaluated and
-    never committed.
+    1. Delete their data files, then those of later entries whose rows are not needed. 2. Let the table forget
+    those files. 3. Write a checkpoint of the table. 4. Delete the log files of the former, oldest first.
+    5. Delete the files of batches that were evaluated and never committed.
 
     After a kill, a repeated call continues: log files, which tell it what to delete, are deleted after the
-    data. Missing files count as deleted, so two calls may run at a time. Without anything to delete it costs
-    two listings. It may run beside the channel's writer, whose commit may have to be retried once, and beside
-    readers: entry `before` and all later entries stay unchanged.
+    data, and data is deleted oldest first. Missing files count as deleted, so two calls may run at a time.
+    Without anything to delete it costs two listings. It may run beside the channel's writer, whose commit may
+    have to be retried once, and beside readers: entry `before` and all later entries stay in the log.
 
     Args:
         root: The job's root.
         channel: The channel.
         before: The first entry that is still needed, by a reader or a retained checkpoint.
+        rows_before: The first entry whose rows are needed, if it is later than `before`.
+        in_flight: Earlier rows that are needed: those after the first version of a pair, up to the second.
+        known: The `rows_before` of an earlier call that has returned: older rows are not looked for again.
 
     Raises:
         FileNotFoundError: there is no such channel.
@@ -45,9 +58,10 @@ def trim(root: Root, channel: ChannelId, before: Version) -> None:
     before = Version(min(before, table.version))
     doomed = log_files_before(root.fs, place, before)
     behind = [version for version, path in doomed if path.endswith(log_file(version))]
-    if behind:
-        for version in behind:
-            commit = table.read_commit(version)
+    rows = range(max(before, known), min(rows_before, table.version))
+    left = _with_rows(root.fs, place, table, [v for v in rows if not _any_between(in_flight, v)])
+    if behind or left:
+        for commit in (*map(table.read_commit, behind), *left):
             for file in commit.adds if commit is not None else ():
                 _delete(root.fs, place, file.path)
         _forget_missing(table)
@@ -70,33 +84,62 @@ def written_by(root: Root, channel: ChannelId, at_ms: int) -> Version:
     return found
 
 
-def earliest(root: Root, channel: ChannelId) -> Version:
-    """Return the entry after which a channel is complete. Older entries may have been deleted.
+def earliest(root: Root, channel: ChannelId, down_to: int = 0) -> Version:
+    """Return the entry after which a channel is complete, `down_to` if it is older.
 
-    Data files are deleted before their log files, oldest first: the first entry with its files is complete.
+    Data files are deleted before their log files, oldest first: what comes after the last deleted one is
+    complete.
     """
     place = root.path(root.channel(channel))
     table = Table.open(root.place(root.channel(channel)))
     found = table.version
-    for commit in table.backwards():
-        infos = root.fs.get_file_info([f"{place}/{file.path}" for file in commit.adds])
-        if any(info.type is not fs.FileType.File for info in infos):
+    for commit in takewhile(lambda commit: commit.version > down_to, table.backwards()):
+        if not all(_there(root.fs, place, commit)):
             break
         found = Version(commit.version - 1)
-    return Version(max(found, 0))
+    return Version(max(found, down_to))
 
 
 def left_after(root: Root, channel: ChannelId, version: Version) -> Entry | None:
-    """Return the oldest entry of an attempt in the log if older ones after a version are gone, else None."""
+    """Return the oldest entry of an attempt that is left, if any after a version are gone; else None."""
     place = root.path(root.channel(channel))
-    there = sorted(versions_in(root.fs, place))
-    if there and there[0] > version + 1:
-        for number in there:
-            commit = read_commit(root.fs, place, number)
-            entry = entry_of(commit) if commit is not None else None
-            if entry is not None and entry.attempt != NO_ATTEMPT:
-                return entry
+    whole = earliest(root, channel, version)
+    number = whole
+    while whole > version and (commit := read_commit(root.fs, place, number + 1)) is not None:
+        number, entry = commit.version, entry_of(commit)
+        if entry is not None and entry.attempt != NO_ATTEMPT:
+            return entry
     return None
+
+
+def _any_between(pairs: Collection[tuple[Version, Version]], version: int) -> bool:
+    return any(after < version <= until for after, until in pairs)
+
+
+def _with_rows(
+    filesystem: fs.FileSystem, place: str, table: Table, versions: Sequence[int]
+) -> list[LogCommit]:
+    """Return the commits, of ascending versions, from the first on whose files are not all deleted.
+
+    They are read backwards: files are deleted oldest first, so before one that has lost its files all have.
+    """
+    found: list[LogCommit] = []
+    for version in reversed(versions):
+        commit = table.read_commit(version)
+        if commit is None:
+            break
+        there = _there(filesystem, place, commit)
+        if there and not any(there):
+            break
+        if there:
+            found.append(commit)
+    return found[::-1]
+
+
+def _there(filesystem: fs.FileSystem, place: str, commit: LogCommit) -> list[bool]:
+    """Say of each file that a commit adds whether it exists."""
+    infos = filesystem.get_file_info([f"{place}/{file.path}" for file in commit.adds])
+    return [info.type is fs.FileType.File for info in infos]
 
 
 def _forget_missing(table: Table) -> None:

@@ -9,10 +9,10 @@ from itertools import count
 from spark_abs.channels.trim import trim
 from spark_abs.manifest import Manifest
 from spark_abs.manifests.manifest_table import Checkpoints
-from spark_abs.model import ChannelId, CheckpointId, StageId
+from spark_abs.model import ChannelId, CheckpointId, StageId, Version
 from spark_abs.run_context import RunContext
 from spark_abs.sinks.sending.senders import Senders
-from spark_abs.snapshots.retention import channel_floors
+from spark_abs.snapshots.retention import needed_of_channels, newest_since
 from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.snapshots.sweep import sweep
 from spark_abs.snapshots.tidy import retire, trim_tables
@@ -45,6 +45,8 @@ class CheckpointCleaner:
         self._senders = senders or Senders()
         self._calls = count()
         self._read: dict[CheckpointId, Manifest] = {}
+        self._rows: dict[ChannelId, Version] = {}
+        """The entry of each channel before which the rows that nobody needs are deleted."""
 
     def __call__(self) -> None:
         """Retire, sweep, trim; at first and from time to time trim the tables' logs and what left the tables.
@@ -63,8 +65,17 @@ class CheckpointCleaner:
         consumers = Consumers(ctx, self._inputs, lambda channel: outside.get(channel, ()))
         channels = {channel for inputs in self._inputs.values() for channel in inputs} | outside.keys()
         readers = {channel: consumers.consumed(channel) for channel in sorted(channels)}
-        for channel, floor in channel_floors(kept, readers).items():
-            trim(ctx.root, channel, floor)
+        since = newest_since(kept, ctx.settings.keep, lambda m: state.on_path(m.attempt, m.id))
+        for channel, needed in needed_of_channels(kept, readers, since).items():
+            trim(
+                ctx.root,
+                channel,
+                needed.floor,
+                rows_before=needed.rows,
+                in_flight=needed.in_flight,
+                known=self._rows.get(channel, Version(0)),
+            )
+            self._rows[channel] = needed.rows
             ctx.failpoint(f"tidy.{channel}.trim.after")
         if next(self._calls) % TRIM_EVERY == 0:
             trim_tables(ctx.root)

@@ -119,8 +119,8 @@ def _pairs(found: JobStatus, now_ms: int) -> Iterator[tuple[str, str]]:
     else:
         yield "last completed", "none"
     if found.oldest_age_ms is not None:
-        rows = "" if found.job == WATCHED_JOB else ": channels keep their rows since then"
-        yield "kept", f"{found.kept}, the oldest from {duration(found.oldest_age_ms)} ago{rows}"
+        logs = "" if found.job == WATCHED_JOB else ": channels keep their logs since then"
+        yield "kept", f"{found.kept}, the oldest from {duration(found.oldest_age_ms)} ago{logs}"
     if found.last_aborted is not None:
         aborted = found.last_aborted
         yield (

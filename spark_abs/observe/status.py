@@ -153,7 +153,7 @@ class JobStatus:
     kept: int = 0
     """Completed checkpoints and savepoints that are kept, those that a restore abandoned included."""
     oldest_age_ms: int | None = None
-    """The age of the oldest of them: channels keep their rows since then. None if there is none."""
+    """The age of the oldest of them: channels keep their logs since then. None if there is none."""
     paused: tuple[Paused, ...] = ()
     """Sources that begin no batch until they are resumed, of this run and of the next."""
 

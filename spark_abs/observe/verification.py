@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 
 import pyarrow as pa
 from pyarrow.fs import FileType
 
 from spark_abs.advice import way
+from spark_abs.channels.entries import entry_of
 from spark_abs.channels.in_flight import problems_in_flight
 from spark_abs.errors import DamageError
 from spark_abs.manifest import Manifest, StoredFile
 from spark_abs.manifests.find import list_manifests, lookup, readable
 from spark_abs.manifests.manifest_table import PATH
-from spark_abs.model import NO_BATCH, ChannelId, CheckpointId, StageId, Version, checked_relative
+from spark_abs.model import (
+    NO_BATCH,
+    Branch,
+    ChannelId,
+    CheckpointId,
+    StageId,
+    Version,
+    checked_relative,
+    counts,
+)
 from spark_abs.observe.progress import Progress
 from spark_abs.protocol.attempt import NATIVES
 from spark_abs.protocol.control import WATCHED_JOB, ControlState
@@ -34,6 +45,7 @@ from spark_abs.snapshots.verify import (
 from spark_abs.store import history
 from spark_abs.store.control import PATH as CONTROL
 from spark_abs.store.control import Control
+from spark_abs.store.log import LogCommit
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
 
@@ -216,7 +228,7 @@ def verify_root(root: Root, progress: Progress) -> tuple[Finding, ...]:
         found += verify_state(root, manifests, counted) or verify_packs(root, manifests)
     current = [m for m in manifests if state.on_path(m.attempt, m.id)]
     if current:
-        found += _unread_channels(root, current[-1], progress)
+        found += _unread_channels(root, state, current[-1], progress)
     return (*found, *_natives(root, state, manifests, progress))
 
 
@@ -225,7 +237,9 @@ def _distinct_bytes(manifests: Iterable[Manifest]) -> int:
     return sum(files.values())
 
 
-def _unread_channels(root: Root, newest: Manifest, progress: Progress) -> Iterable[Finding]:
+def _unread_channels(
+    root: Root, state: ControlState, newest: Manifest, progress: Progress
+) -> Iterable[Finding]:
     """Check the entries that were unread at the newest checkpoint: a restart may read them."""
     read: dict[ChannelId, list[Version]] = {}
     for stage in newest.stages:
@@ -233,7 +247,13 @@ def _unread_channels(root: Root, newest: Manifest, progress: Progress) -> Iterab
             read.setdefault(position.channel, []).append(position.version)
     for channel, versions in sorted(read.items()):
         progress.say(f"channels/{channel}")
-        yield from verify_channel(root, channel, min(versions))
+        yield from verify_channel(
+            root, channel, min(versions), partial(_counts, channel_path(state, channel))
+        )
+
+
+def _counts(path: Sequence[Branch], commit: LogCommit) -> bool:
+    return counts(path, entry_of(commit).attempt, commit.version)
 
 
 def _natives(

@@ -55,12 +55,23 @@ def retired(
     """
     periodic = sorted((c for c in completed if not c.kind.owned_by_user), key=lambda c: c.id)
     path = {c.id: c.acked_ms for c in periodic if on_path(c)}
-    newest = sorted(path, reverse=True)[: keep.newest]
-    if len(newest) < keep.newest:
-        return ()
+    since = _newest_since(path, keep)
     abandoned = {c.id: c.acked_ms for c in periodic if c.id not in path}
     stay = keep.chosen(path, now_ms) | keep.chosen(abandoned, now_ms) | set(needed)
-    return tuple(c.id for c in periodic if c.id < newest[-1] and c.id not in stay)
+    return tuple(c.id for c in periodic if c.id < since and c.id not in stay)
+
+
+def newest_since(completed: Iterable[C], keep: Keep, on_path: Callable[[C], bool]) -> CheckpointId:
+    """Return the oldest of the newest checkpoints of the path; 0 as long as they are fewer than `keep` says.
+
+    From it on every checkpoint stays. Of older ones only their cuts stay.
+    """
+    return _newest_since([c.id for c in completed if not c.kind.owned_by_user and on_path(c)], keep)
+
+
+def _newest_since(path: Collection[CheckpointId], keep: Keep) -> CheckpointId:
+    newest = sorted(path, reverse=True)[: keep.newest]
+    return newest[-1] if len(newest) == keep.newest else CheckpointId(0)
 
 
 def channel_floors(
@@ -92,6 +103,47 @@ def channel_floors(
         if channel in floors:
             floors[channel] = min([floors[channel], *(v for v in versions if v is not None)])
     return {c: floor for c, floor in floors.items() if c in readers and c not in unread}
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """What of a channel may still be read."""
+
+    floor: Version
+    """The first entry that stays in the log, from `channel_floors`."""
+    rows: Version
+    """The first entry with rows that may be read."""
+    in_flight: tuple[tuple[Version, Version], ...] = ()
+    """Rows of earlier entries: those after the first version of a pair, up to the second."""
+
+
+def needed_of_channels(
+    manifests: Collection[Manifest],
+    readers: Mapping[ChannelId, Collection[Version | None]],
+    since: CheckpointId,
+) -> dict[ChannelId, Needed]:
+    """Say which entries of each channel, and which of their rows, may still be read.
+
+    A restore goes on from a cut: of a channel it reads the rows that were in flight, up to the barrier. Rows
+    after the barrier no longer count then: their producer writes them again. So an old checkpoint needs its
+    rows in flight, of which an aligned one has none, and of later entries the log alone, which is read past.
+    From `since` on a checkpoint may need all later rows: a stage that is rebuilt repeats the batches since.
+
+    Args:
+        manifests: as for `channel_floors`, and so is the result: it has the same channels.
+        readers: as for `channel_floors`.
+        since: from `newest_since`.
+    """
+    floors = channel_floors(manifests, readers)
+    rows = floors | channel_floors([m for m in manifests if m.id >= since], readers)
+    in_flight: dict[ChannelId, set[tuple[Version, Version]]] = {channel: set() for channel in floors}
+    for manifest in manifests:
+        cuts = manifest.channel_cuts()
+        for position in (p for stage in manifest.stages for p in stage.positions if manifest.id < since):
+            channel, version = position.channel, position.version
+            if channel in floors and version < (until := cuts.get(channel, rows[channel])):
+                in_flight[channel].add((version, until))
+    return {c: Needed(floor, rows[c], tuple(sorted(in_flight[c]))) for c, floor in floors.items()}
 
 
 @dataclass(frozen=True, slots=True)

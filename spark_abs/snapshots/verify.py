@@ -33,7 +33,7 @@ from spark_abs.snapshots.materialise import is_rewritten
 from spark_abs.snapshots.packs import PATH, Packed, PackReader, resolve
 from spark_abs.snapshots.parallel import for_each
 from spark_abs.snapshots.state_storage import active_packs
-from spark_abs.store.log import log_file
+from spark_abs.store.log import LogCommit, log_file
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
@@ -166,13 +166,20 @@ def verify_table(root: Root, relative: str) -> tuple[Finding, ...]:
     return tuple(f for f in findings if f.path.removeprefix(f"{relative}/") in still)
 
 
-def verify_channel(root: Root, channel: ChannelId, after: Version) -> tuple[Finding, ...]:
+def _any(_: LogCommit) -> bool:
+    return True
+
+
+def verify_channel(
+    root: Root, channel: ChannelId, after: Version, is_read: Callable[[LogCommit], bool] = _any
+) -> tuple[Finding, ...]:
     """Check that each entry after a version exists with complete data files. Their pages are read.
 
     Args:
         root: the job's root.
         channel: the channel.
         after: the last entry that its slowest reader has consumed.
+        is_read: whether readers open the files of an entry; they pass over others, whose files may be gone.
 
     Raises:
         OSError: the store cannot be read now.
@@ -189,13 +196,13 @@ def verify_channel(root: Root, channel: ChannelId, after: Version) -> tuple[Find
         log = f"{relative}/{log_file(version)}"
         try:
             commit = table.read_commit(version)
+            adds = commit.adds if commit is not None and is_read(commit) else ()
         except DamageError as error:
             findings.append(Finding(log, str(error)))
             continue
         if commit is None:
             findings.append(Finding(log, "missing"))
-            continue
-        for file in commit.adds:
+        for file in adds:
             path = f"{relative}/{checked_relative(file.path)}"
             if (problem := _parquet_problem(root, path, file.size)) is not None:
                 findings.append(Finding(path, problem))

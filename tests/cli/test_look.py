@@ -112,7 +112,7 @@ def test_status_says_who_runs_and_what_is_open(job: SmallJob, cli: Cli) -> None:
     assert [(c["id"], c["kind"], c["name"]) for c in alive["open"]] == [(2, "savepoint", "second")]
     assert "2, savepoint 'second'" in cli("status").stdout
     assert alive["kept"] == len(cli.json("list"))
-    assert "channels keep their rows since then" in cli("status").stdout
+    assert "channels keep their logs since then" in cli("status").stdout
 
 
 def test_status_tells_how_a_run_ended_and_what_it_was(job: SmallJob, cli: Cli) -> None:

@@ -9,7 +9,8 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,10 @@ from spark_abs.manifest import Manifest
 from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import (
     FENCED,
+    NO_ATTEMPT,
     NO_BATCH,
     AttemptId,
+    Branch,
     ChannelId,
     CheckpointId,
     Position,
@@ -227,7 +230,10 @@ def _rows_at(base: Path, manifest: Manifest) -> Iterator[str]:
 def files_in_order(
     base: Path, channel: str, columns: Iterable[str], file_of_row: Callable[[dict[str, Any]], int]
 ) -> list[int]:
-    """Return the input files that a channel holds, in the order of its entries that count."""
+    """Return the input files that a channel holds, in the order of its entries that count.
+
+    They are those after the last entry whose rows are gone.
+    """
     place = base / "root" / "channels" / channel
     if not place.is_dir():
         return []
@@ -235,7 +241,11 @@ def files_in_order(
     seen: list[int] = []
     for version, actions in _commits(place):
         if counts(path, AttemptId(_note(actions).get("attempt", 0)), Version(version)):
-            rows = [r for f in _added(place, actions) if f.exists() for r in _rows(f, columns)]
+            added = _added(place, actions)
+            if not all(f.exists() for f in added):
+                seen.clear()  # rows before it are there for a restore
+                continue
+            rows = [r for f in added for r in _rows(f, columns)]
             seen += [file for file, _ in groupby(sorted(map(file_of_row, rows)))]
     return seen
 
@@ -270,14 +280,41 @@ def _all(table: Path, *columns: str) -> Iterator[dict[str, Any]]:
         yield from _rows(Path(file), columns)
 
 
+@dataclass(frozen=True)
+class _Reader:
+    """A stage that reads on after a position, now or after a restore."""
+
+    by: str
+    position: Position
+    attempt: AttemptId
+    until: Version | None
+    """The last entry with rows that it needs; None: all later ones."""
+
+    def needs(self, path: Sequence[Branch], version: int, writer: AttemptId) -> bool:
+        """Say whether it reads the rows of an entry."""
+        return (self.until is None or version <= self.until) and counts(path, writer, Version(version))
+
+
 def _reachable(
-    base: Path, state: ControlState, manifests: Iterable[Manifest], gone: Collection[str]
+    base: Path, state: ControlState, manifests: Sequence[Manifest], gone: Collection[str]
 ) -> tuple[list[Need], set[object]]:
-    """Invariant 6: entries after every retained and every durable position, with their files."""
+    """Invariant 6: entries after every retained and every durable position, and those with rows that count.
+
+    Of rows after its barrier a checkpoint needs none, except the newest of the path: a stage that is rebuilt
+    repeats what has come since.
+    """
     needs: list[Need] = []
     present: set[object] = set()
-    readers: list[tuple[str, Position]] = [
-        (f"{s.stage} of checkpoint {m.id}", p) for m in manifests for s in m.stages for p in s.positions
+    newest = max((m.id for m in manifests if state.on_path(m.attempt, m.id)), default=None)
+    readers = [
+        _Reader(
+            f"{s.stage} of checkpoint {m.id}",
+            p,
+            *((state.attempt.id, None) if m.id == newest else (m.cut.attempt, m.channel_cuts()[p.channel])),
+        )
+        for m in manifests
+        for s in m.stages
+        for p in s.positions
     ]
     for stage in (base / "root" / "native" / str(state.attempt.id)).glob("*"):
         if stage.name != state.attempt.directory(StageId(stage.name.partition(".")[0])):
@@ -285,21 +322,18 @@ def _reachable(
         done = max((int(p.name) for p in (stage / "commits").glob("*") if p.name.isdigit()), default=None)
         if done is not None:
             lines = (stage / "offsets" / str(done)).read_text().splitlines()
-            readers += [(stage.name, p) for p in positions_of(lines)]
+            readers += [_Reader(stage.name, p, state.attempt.id, None) for p in positions_of(lines)]
     for place in (base / "root" / "channels").glob("*"):
-        files = _files_by_version(place)
-        newest = max(files, default=-1)
+        commits = dict(_commits(place))
+        files = {version: _added(place, actions) for version, actions in commits.items()}
+        writers = {v: AttemptId(_note(actions).get("attempt", 0)) for v, actions in commits.items()}
         present |= {(place.name, version) for version in files}
         present |= {(place.name, f.name) for added in files.values() for f in added if f.exists()}
-        for by, position in readers:
-            if position.channel == place.name:
-                for version in range(position.version + 1, newest + 1):
-                    needs.append(Need(by, (place.name, version)))
-                    needs += [
-                        Need(by, (place.name, f.name)) for f in files.get(version, ()) if f.name not in gone
-                    ]
+        for reader in (r for r in readers if r.position.channel == place.name):
+            path = channel_path(state, ChannelId(place.name), reader.attempt)
+            for version in range(reader.position.version + 1, max(files, default=-1) + 1):
+                needs.append(Need(reader.by, (place.name, version)))
+                if reader.needs(path, version, writers.get(version, NO_ATTEMPT)):
+                    names = {f.name for f in files.get(version, ())} - set(gone)
+                    needs += [Need(reader.by, (place.name, name)) for name in names]
     return needs, present
-
-
-def _files_by_version(place: Path) -> Mapping[int, list[Path]]:
-    return {version: _added(place, actions) for version, actions in _commits(place)}

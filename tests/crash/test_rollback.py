@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 
 import spark_abs
+from spark_abs.channels.trim import earliest
+from spark_abs.model import ChannelId
+from spark_abs.observe.progress import SILENT
+from spark_abs.observe.verification import verify_root
 from spark_abs.protocol.control import ControlState
 from spark_abs.store.control import Control
 from tests.crash.facts import check, check_complete
@@ -13,7 +17,8 @@ from tests.crash.process import DriverProcess
 
 pytestmark = pytest.mark.timeout(900)
 
-KEEP_ALL = {"keep": "100"}
+KEEP_ALL = {"keep": "1 1h:all"}
+"""Only the newest one keeps the rows of channels."""
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +36,12 @@ def test_back_to_the_fifth_on_from_there_and_back_to_the_abandoned_ninth(
 ) -> None:
     """The attempts form a tree: what one restore leaves behind another one finds again."""
     fifth, ninth = job.completed()[4], job.completed()[8]
+    channel = ChannelId("events.main")
+    assert earliest(job.root, channel) > fifth.channel_cuts()[channel], "rows after it are gone"
 
     spark_abs.open(job.root.uri).restore(fifth.id)
     assert job.rows() == job.rows(fifth)
+    assert verify_root(job.root, SILENT) == ()
     assert not _state(job).on_path(ninth.attempt, ninth.id)
 
     job.start(first, checkpoint=KEEP_ALL)

@@ -16,8 +16,10 @@ from tests.crash.process import DriverProcess
 
 pytestmark = pytest.mark.timeout(900)
 
-AHEAD: dict[str, object] = {"checkpoint": {"mode": "unaligned", "keep": "100"}}
-OVERTAKEN: dict[str, object] = {"checkpoint": {"alignedTimeout": "1ms", "keep": "100"}}
+KEEP_ALL = "1 1h:all"
+"""Only the newest one keeps the rows of channels; of the others, rows in flight stay."""
+AHEAD: dict[str, object] = {"checkpoint": {"mode": "unaligned", "keep": KEEP_ALL}}
+OVERTAKEN: dict[str, object] = {"checkpoint": {"alignedTimeout": "1ms", "keep": KEEP_ALL}}
 LIVES: dict[str, dict[str, object]] = {
     "agent.pair.commit-main.after": AHEAD,
     "overtake.after": OVERTAKEN,

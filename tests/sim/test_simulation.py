@@ -14,10 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_abs.alignment import align, marker
-from spark_abs.model import NO_EPOCH, AttemptId, BatchId, CheckpointMode, Position, StageId, channel_id
+from spark_abs.model import (
+    NO_EPOCH,
+    AttemptId,
+    BatchId,
+    ChannelId,
+    CheckpointMode,
+    Position,
+    StageId,
+    channel_id,
+)
 from spark_abs.protocol.coordinator import Coordinator
 from spark_abs.protocol.credit import Capacity, Load
 from spark_abs.protocol.messages import Effect
+from spark_abs.snapshots.retention import Needed, needed_of_channels
 from tests.invariants import InvariantViolated
 from tests.simulator import recovery
 from tests.simulator.cluster import Checkpoint, Graph, Native, Stage, State, Storage
@@ -189,6 +199,16 @@ def test_a_writer_that_does_not_check_its_transaction_is_caught() -> None:
 def test_a_stage_that_is_rebuilt_and_plans_its_old_batches_anew_is_caught() -> None:
     """Its state has read other rows than its outputs hold: some are lost, or there twice."""
     assert violated(Parts(repeats=lambda *_: ())) in {"1", "4"}
+
+
+def test_a_clean_up_that_takes_rows_in_flight_to_an_old_checkpoint_is_caught() -> None:
+    """A restore to it finds the entries, and not the rows (P16)."""
+
+    def without(*facts: Any) -> dict[ChannelId, Needed]:
+        return {c: replace(needed, in_flight=()) for c, needed in needed_of_channels(*facts).items()}
+
+    longer = (Stage(StageId("a"), native=40), Stage(StageId("b"), (channel_id("a"),), outputs=(), sink=True))
+    assert violated(Parts(needed=without), longer) == "6"
 
 
 ONE = Capacity(entries=1)

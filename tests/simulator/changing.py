@@ -19,12 +19,11 @@ import click
 
 from spark_abs.errors import AbsError, DamageError, Refused
 from spark_abs.keep import Keep, Tier
-from spark_abs.manifest import Manifest
-from spark_abs.model import NO_BATCH, CheckpointId, CheckpointKind, RunId, StageId, Version
+from spark_abs.model import NO_BATCH, CheckpointId, CheckpointKind, StageId, Version
 from spark_abs.protocol.changes import Begin
 from spark_abs.protocol.credit import Capacity
 from spark_abs.protocol.trigger import Request, TriggerSettings
-from spark_abs.snapshots.retention import channel_floors, retired
+from spark_abs.snapshots.retention import needed_of_channels, retired
 from tests.invariants import InvariantViolated, require
 from tests.simulator.chance import Luck
 from tests.simulator.changed import ChangingDriver, Declared
@@ -33,7 +32,7 @@ from tests.simulator.lanes import Step, check_lanes
 from tests.simulator.memory import Batch
 from tests.simulator.parts import Parts
 from tests.simulator.rewiring import Path, Renamed, Rewired, Rewiring
-from tests.simulator.root import Root, shapes
+from tests.simulator.root import Root, manifest_of
 from tests.simulator.table import Table
 
 STARTS = 14
@@ -317,20 +316,20 @@ class Changing:
         for stage in storage.graph:
             for position in storage.native[attempt, stage.id].durable.positions:
                 readers.setdefault(position.channel, []).append(position.version)
-        for channel, floor in channel_floors(map(_manifest, rows.values()), readers).items():  # type: ignore[arg-type]
-            table = storage.tables[channel]
+        since = max(
+            (row.id for row in rows.values() if storage.state.on_path(row.attempt, row.id)),
+            default=CheckpointId(0),
+        )
+        manifests = [manifest_of(row, row.graph) for row in rows.values()]
+        for channel, needed in needed_of_channels(manifests, readers, since).items():  # type: ignore[arg-type]
+            table, floor = storage.tables[channel], needed.floor
+            table.trim_rows(needed)
             own = list(table.newest_first(storage.path(table.channel, attempt)))
             batch = next((e.version for e in own if e.batch != NO_BATCH), floor)
             marker = next((e.version for e in own if e.barrier or e.cancel is not None), floor)
             behind = min(floor, batch, marker)
             table.entries[:behind] = [None] * behind
             self.seen["channels trimmed"] += behind > 0
-
-
-def _manifest(row: Checkpoint) -> Manifest:
-    return Manifest(
-        row.id, row.attempt, RunId(1), "sim", row.kind, None, 0, 0, 0, shapes(row.graph), row.snapshots
-    )
 
 
 def _same(path: Path) -> Path:

@@ -25,6 +25,7 @@ from spark_abs.protocol.compare import compare
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.coordinator import Coordinator
 from spark_abs.protocol.rebuild import Repeat
+from spark_abs.snapshots.retention import Needed, needed_of_channels
 from tests.simulator.cluster import Checkpoint, Native, SinkApp, Stage, State, Storage, named_by_writer
 from tests.simulator.table import Planned, Table
 
@@ -107,3 +108,4 @@ class Parts:
     first_positions: Callable[[ControlState], Mapping[tuple[StageId, ChannelId], Position]] = first_positions
     sink_app: SinkApp = named_by_writer
     table_version: Callable[[Checkpoint, str, Sinks], Version | None] = table_version
+    needed: Callable[..., Mapping[ChannelId, Needed]] = needed_of_channels

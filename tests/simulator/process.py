@@ -259,7 +259,7 @@ class Process:
         for entry in table.after(before.version, self.run.paths[before.channel]):
             if entry.version > upto.version:
                 break
-            found += table.rows[entry.version]
+            found += table.rows_of(entry)
         return tuple(found)
 
     def _marker(

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from spark_abs.codec import to_json
-from spark_abs.manifest import CHANNEL, OperatorShape, SourceShape, StageShape, StageSnapshot
+from spark_abs.manifest import CHANNEL, Manifest, OperatorShape, SourceShape, StageShape, StageSnapshot
 from spark_abs.model import (
     MAIN_OUTPUT,
     NO_BATCH,
     BatchId,
     ChannelId,
     Position,
+    RunId,
     StageId,
     Version,
     app_id,
@@ -59,6 +60,11 @@ def shapes(graph: Graph) -> tuple[StageShape, ...]:
         )
         for stage in graph
     )
+
+
+def manifest_of(row: Checkpoint, graph: Graph) -> Manifest:
+    """Return a checkpoint as it is stored."""
+    return Manifest(row.id, row.attempt, RunId(1), JOB, row.kind, None, 0, 0, 0, shapes(graph), row.snapshots)
 
 
 class Root(Storage):
@@ -157,7 +163,7 @@ class Root(Storage):
         table, (producer, _) = self.tables[channel], parted(channel)
         ended = progress.get(StageId(producer), StageProgress()).ended
         entries = table.newest_first(self.path(channel, self.state.attempt.id))
-        kept = Version(max(table.entries.count(None) - 1, 0))
+        kept = Version(max(table.entries.count(None) - 1, 0, *table.without_rows))
         return max(kept, whole_after(entries, table.version, ended))
 
     def _unread(self, position: Position) -> int:

@@ -10,7 +10,7 @@ It is long because all faults and all invariants of one story draw from one seed
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
@@ -18,7 +18,17 @@ from random import Random
 import click
 
 from spark_abs.errors import AbsError, DamageError
-from spark_abs.model import NO_BATCH, AttemptId, CheckpointKind, CheckpointMode, StageId, channel_id
+from spark_abs.model import (
+    NO_BATCH,
+    AttemptId,
+    ChannelId,
+    CheckpointId,
+    CheckpointKind,
+    CheckpointMode,
+    StageId,
+    Version,
+    channel_id,
+)
 from spark_abs.protocol.credit import Capacity
 from spark_abs.protocol.trigger import (
     Request,
@@ -31,6 +41,7 @@ from tests.simulator.cluster import AGAIN, LATE, Checkpoint, Graph, Stage, Stora
 from tests.simulator.driver import Driver
 from tests.simulator.parts import Parts
 from tests.simulator.recovery import rebuilt, restore
+from tests.simulator.root import manifest_of
 
 _MODES = (*[CheckpointMode.ALIGNED] * 4, *[CheckpointMode.UNALIGNED] * 3, *[CheckpointMode.AT_LEAST_ONCE] * 3)
 RETAINED = 4
@@ -212,6 +223,7 @@ class Simulation:
     def _completed(self, row: Checkpoint) -> None:
         check_checkpoint(self.storage, row)
         self.seen[f"completed {row.mode}"] += 1
+        self._trim_rows(row.id)
         self.seen["completed with data in flight"] += any(gap < 0 for gap in gaps(self.storage, row))
         self.seen["completed with data from after"] += any(gap > 0 for gap in gaps(self.storage, row))
         self.seen["rows on their way round"] += rows_in_flight(self.storage, row) > 0
@@ -341,6 +353,16 @@ class Simulation:
             marker = next((e.version for e in own if e.barrier or e.cancel is not None), version)
             behind = min(version, batch, marker)
             table.entries[:behind] = [None] * behind
+
+    def _trim_rows(self, since: CheckpointId) -> None:
+        """Remove the rows that no reader and no restore needs."""
+        storage, readers = self.storage, defaultdict[ChannelId, list[Version]](list)
+        for stage in storage.graph:
+            for position in storage.native[storage.state.attempt.id, stage.id].durable.positions:
+                readers[position.channel].append(position.version)
+        manifests = [manifest_of(row, storage.graph) for row in storage.retained.values()]
+        for channel, needed in self.parts.needed(manifests, readers, since).items():
+            storage.tables[channel].trim_rows(needed)
 
     def _where(self) -> str:
         if self.restoring is not None:

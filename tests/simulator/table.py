@@ -25,6 +25,7 @@ from spark_abs.model import (
     counts,
     run_app_id,
 )
+from spark_abs.snapshots.retention import Needed
 from tests.invariants import Logged
 
 JOB = "sim"
@@ -55,6 +56,8 @@ class Table:
         """The application id under which each version was committed; empty for what is no work."""
         self.visible: list[tuple[int, ...]] = [()]
         """For a sink: the versions whose rows are visible at each version."""
+        self.without_rows: set[Version] = set()
+        """Entries of which clean-up has removed the rows."""
 
     @property
     def channel(self) -> ChannelId:
@@ -173,6 +176,23 @@ class Table:
                 return
             if entry.attempt and counts(path, entry.attempt, entry.version):
                 yield entry
+
+    def trim_rows(self, needed: Needed) -> None:
+        """Remove rows that are not needed; the entries stay."""
+        for entry in self.entries[: needed.rows]:
+            flies = entry is not None and any(a < entry.version <= u for a, u in needed.in_flight)
+            if entry is not None and entry.files and not flies:
+                self.without_rows.add(entry.version)
+
+    def rows_of(self, entry: Entry) -> tuple[Row, ...]:
+        """Return the rows of an entry.
+
+        Raises:
+            DamageError: clean-up has removed them.
+        """
+        if entry.version in self.without_rows:
+            raise DamageError(f"6: the rows of entry {entry.version} of {self.name} are gone")
+        return self.rows[entry.version]
 
     def marker(self, path: Sequence[Branch]) -> CheckpointId:
         """Return the newest barrier or cancel id on the path."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from pyarrow import fs
@@ -40,6 +41,12 @@ def files(root: Root, where: str) -> set[str]:
     return {str(p.relative_to(place)) for p in place.rglob("*") if p.is_file()}
 
 
+def stored(root: Root) -> set[int]:
+    """Return the rows of all data files, whether the table names them or not."""
+    data = Path(root.path("channels/a.main/data"))
+    return {n for name in files(root, "data") for n in pq.read_table(data / name)["n"].to_pylist()}
+
+
 def test_what_is_behind_goes_and_what_is_ahead_stays(root: Root) -> None:
     log = Log(root)
     commits = [log.batch(n) for n in range(30)]
@@ -51,6 +58,30 @@ def test_what_is_behind_goes_and_what_is_ahead_stays(root: Root) -> None:
     assert min(int(name[:20]) for name in files(root, "_delta_log") if name[0] == "0") == floor
     with pytest.raises(DamageError, match="missing below newer ones"):
         ahead(root, floor - 2)
+
+
+def test_rows_that_nobody_needs_go_before_their_entries_and_those_in_flight_stay(root: Root) -> None:
+    """An old cut holds the log and what was in flight to it; later its entries go, and these rows, too."""
+    log = Log(root)
+    c = [Version(log.batch(n)) for n in range(30)]
+    in_flight = [(c[5], c[8]), (c[6], c[9])]
+    trim(root, CHANNEL, c[5], rows_before=c[20], in_flight=in_flight)
+    assert rows(root) == [*range(6, 10), *range(20, 30)]
+    assert len(files(root, "data")) == 14
+    assert ahead(root, c[5] - 1) == c[5:]
+    left = left_after(root, CHANNEL, c[15])
+    assert left is not None
+    assert left.version == c[20]
+    assert left_after(root, CHANNEL, c[19]) is None
+    before = files(root, ".")
+    for known in (Version(0), c[20]):
+        trim(root, CHANNEL, c[5], rows_before=c[20], in_flight=in_flight, known=known)
+        assert files(root, ".") == before
+    trim(root, CHANNEL, c[5], rows_before=c[25], in_flight=in_flight, known=c[20])
+    assert rows(root) == [*range(6, 10), *range(25, 30)]
+    trim(root, CHANNEL, c[24], rows_before=c[25])
+    assert rows(root) == list(range(25, 30))
+    assert ahead(root, c[24] - 1) == c[24:]
 
 
 def test_the_oldest_entry_that_is_left_is_named_where_some_are_gone(root: Root) -> None:
@@ -85,13 +116,14 @@ def test_a_second_call_changes_nothing(root: Root) -> None:
     assert files(root, ".") == before
 
 
-@pytest.mark.parametrize("survive", range(1, 12))
+@pytest.mark.parametrize("survive", range(1, 14))
 def test_killed_anywhere_the_next_call_finishes(
     root: Root, monkeypatch: pytest.MonkeyPatch, survive: int
 ) -> None:
     """Killed at the n-th deletion: readers ahead notice nothing, and the repeat ends in the same state."""
     log = Log(root)
-    commits = [log.batch(n) for n in range(5)]
+    commits = [Version(log.batch(n)) for n in range(8)]
+    in_flight = [(commits[2], commits[3])]
     left = [survive]
 
     def dying(original: Any) -> Any:
@@ -107,12 +139,13 @@ def test_killed_anywhere_the_next_call_finishes(
         for name in ("_delete_directory", "_delete_file", "_forget_missing"):
             patched.setattr(room, name, dying(getattr(room, name)))
         try:
-            trim(root, CHANNEL, Version(commits[3]))
+            trim(root, CHANNEL, commits[2], rows_before=commits[6], in_flight=in_flight)
         except KeyboardInterrupt:
-            assert ahead(root, commits[3] - 1) == commits[3:]
-    commits.append(log.batch(5))
-    trim(root, CHANNEL, Version(commits[3]))
-    assert rows(root) == [3, 4, 5]
+            assert ahead(root, commits[2] - 1) == commits[2:]
+            assert {3, 6, 7} <= stored(root)
+    commits.append(Version(log.batch(8)))
+    trim(root, CHANNEL, commits[2], rows_before=commits[7], in_flight=in_flight)
+    assert rows(root) == [3, 7, 8]
     assert len(files(root, "data")) == 3
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,14 @@ from spark_abs.manifest import Location, Manifest, StoredFile
 from spark_abs.model import ChannelId, CheckpointId, CheckpointKind, RunId, Version
 from spark_abs.snapshots import sweep as module
 from spark_abs.snapshots.packs import Packed, PackReader, resolve
-from spark_abs.snapshots.retention import channel_floors, plan_sweep, retired
+from spark_abs.snapshots.retention import (
+    Needed,
+    channel_floors,
+    needed_of_channels,
+    newest_since,
+    plan_sweep,
+    retired,
+)
 from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.snapshots.sweep import Swept, sweep
 from spark_abs.snapshots.verify import verify_state
@@ -103,6 +111,38 @@ def test_channels_are_trimmed_behind_every_cut_and_reader(
     floors: dict[ChannelId, Version],
 ) -> None:
     assert channel_floors(manifests, readers) == floors
+
+
+def test_an_old_cut_holds_its_rows_in_flight_and_no_later_ones() -> None:
+    """Of three checkpoints the newest holds all rows since; the log stays for all of them."""
+    manifests = [
+        manifest_of(1, reads={A: 3, B: 5}, writes={A: 9, B: 5}),  # unaligned
+        manifest_of(2, reads={A: 12, B: 8}, writes={A: 12, B: 8}),
+        manifest_of(3, reads={A: 20, B: 14}, writes={A: 25, B: 14}),
+    ]
+    readers = {A: [Version(30)], B: [Version(16), Version(13)]}
+
+    def needed(since: int) -> list[tuple[int, int, list[tuple[int, int]]]]:
+        found = needed_of_channels(manifests, readers, CheckpointId(since))
+        return [(found[c].floor, found[c].rows, list(found[c].in_flight)) for c in (A, B)]
+
+    assert needed(0) == needed(1) == [(3, 3, []), (5, 5, [])]
+    assert needed(3) == [(3, 20, [(3, 9)]), (5, 13, [])]
+
+
+def test_a_cut_whose_channel_is_not_recorded_or_read_holds_all_of_its_rows() -> None:
+    old = manifest_of(1, reads={A: 3})
+    newer = manifest_of(2, reads={A: 9}, writes={A: 9})
+    found = needed_of_channels([old, newer], {A: [Version(9)]}, CheckpointId(2))
+    assert found == {A: Needed(Version(3), Version(9), ((Version(3), Version(9)),))}
+    unread = manifest_of(1, reads={A: None}, writes={A: 3})
+    assert needed_of_channels([unread, newer], {A: [Version(9)]}, CheckpointId(2)) == {}
+
+
+def test_the_newest_begin_where_there_are_as_many_as_are_kept() -> None:
+    made = [*map(manifest_of, range(1, 6)), manifest_of(6, kind=SAVEPOINT)]
+    since = partial(newest_since, made, on_path=lambda m: m.id != 4)
+    assert [since(keep=keep_words(words)) for words in ("1", "2 1h:all", "4", "5")] == [5, 3, 1, 0]
 
 
 def test_the_sweep_plan() -> None:
