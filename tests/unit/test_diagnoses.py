@@ -175,6 +175,18 @@ def test_what_is_wrong_is_said_with_its_numbers(kind: str) -> None:
     assert diagnoses(below) == ()
 
 
+MERGED = (16, 35, 55, 78, 25)
+"""Megabytes of a list that is rewritten with each batch, as RocksDB's files had them on Spark."""
+
+
+def test_a_state_whose_files_are_merged_now_and_then_grows_if_its_smallest_sizes_do() -> None:
+    rising = [size + 8 * n for n in range(10) for size in MERGED]
+    assert [one.kind for one in diagnoses(grown(*rising))] == ["growing-state"]
+    assert diagnoses(grown(*rising[:39])) == (), "too few to tell"
+    assert diagnoses(grown(*MERGED * 10)) == (), "it is merged to the same size again and again"
+    assert diagnoses(grown(*rising, *rising)) == (), "it began anew in between"
+
+
 def test_a_clock_that_is_ahead_is_said_both_ways() -> None:
     ahead = replace(HEALTHY, heard_ahead_ms=20 * SECOND, stored_at_ms=NOW - 61 * SECOND)
     here, store = diagnoses(ahead)
