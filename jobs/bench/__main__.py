@@ -19,6 +19,7 @@ from bench import (
     hop,
     hot_key,
     local_disk,
+    moments,
     nexmark,
     outside,
     overhead,
@@ -45,6 +46,7 @@ def _groups(
     return {
         "commits": lambda: commits.figures(base, console),
         "watching": lambda: watching.figures(base, console),
+        "moments": lambda: moments.figures(console),
         "deciding": lambda: gate.deciding(base, runs, console),
         "reading": lambda: gate.reading(session(), base, runs, console),
         "disk": lambda: local_disk.figures(session(), base, runs, console),
@@ -84,8 +86,8 @@ def main(
 ) -> None:
     """Measure GROUPS, all of them if none is named; flink only where `make bench-flink` says where it is.
 
-    They are: commits, deciding, reading, disk, hop, start, wide, overhead, recovery, outside, repeats,
-    epochs, flink, nexmark, slow, overtaking, functions, state, job.
+    They are: commits, watching, moments, deciding, reading, disk, hop, start, wide, overhead, recovery,
+    outside, repeats, epochs, flink, nexmark, slow, overtaking, functions, state, job.
     """
     os.chdir(Path(__file__).parents[2])
     with tempfile.TemporaryDirectory(prefix="spark-abs-bench-", ignore_cleanup_errors=True) as base:

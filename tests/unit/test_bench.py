@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
-from bench import commits, gate, watching
+from bench import commits, gate, moments, watching
 from bench.figures import figure, ratios, save
 from bench.traffic import write_events
 from rich.console import Console
@@ -43,6 +43,16 @@ def test_a_kept_cut_is_measured(tmp_path: Path) -> None:
     assert new.value > 3 * 4 * 10 * 16  # three queries, four partitions, ten changes of 16 kB
     assert 0 < ratio.value < 0.2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_distance_to_a_cut_is_less_than_a_few_batches() -> None:
+    """At a low load all queries fit together after nearly every batch of the last one."""
+    found = {f.bench: f for f in moments.figures(Console(quiet=True), batches=200, moments=50)}
+    assert len(found) == 6
+    for shape in moments.SHAPES:
+        low, high = (found[f"rewind_distance_{shape}_{load}"] for load in ("low", "high"))
+        assert 0 <= low.min <= low.value < moments.INTERVAL_S < low.max < 2 * moments.INTERVAL_S
+        assert high.max > low.max
 
 
 def test_traffic_is_the_same_for_the_same_seed(tmp_path: Path) -> None:
