@@ -13,7 +13,7 @@ from types import MappingProxyType
 from spark_abs.advice import way
 from spark_abs.errors import AbsError, CheckpointPending, Refused, UsageError
 from spark_abs.manifests.find import check_savepoint_name
-from spark_abs.model import StageId
+from spark_abs.model import AttemptId, StageId
 from spark_abs.observe.status import lease_timeout_ms, live_run
 from spark_abs.protocol.control import (
     WATCHED_JOB,
@@ -152,7 +152,12 @@ def resume_sources(
 
     control.update(change)
     said = f"resumed: {', '.join(resumed)}; no run is alive" if resumed else "no source was paused"
-    row = command_row(command, Answer(command.id, None, True, said), now_ms(), before.attempt.id, None)
+    return carried_out(root, command, said, before.attempt.id, now_ms())
+
+
+def carried_out(root: Root, command: Command, said: str, attempt: AttemptId, now_ms: int) -> Command:
+    """Record in `history/` a command that was carried out while no run is alive; return its answer."""
+    row = command_row(command, Answer(command.id, None, True, said), now_ms, attempt, None)
     with unless_refused():
         History(root).append([row])
     return replace(command, answered=True, ok=True, message=said)

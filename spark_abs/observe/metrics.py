@@ -60,6 +60,9 @@ def of_job(status: JobStatus, counts: dict[str, int], now_ms: int) -> Iterator[S
     yield Sample("number_of_failed_checkpoints_total", "Aborted checkpoints", failed, job)
     yield Sample("number_of_restores_total", "Restores", restored, job)
     yield Sample("number_of_in_progress_checkpoints", "Open checkpoints", len(status.open) if up else 0, job)
+    yield Sample(
+        "paused_sources", "Sources that begin no batch until they are resumed", len(status.paused), job
+    )
     in_row = 0 if status.aborted is None else status.aborted.number
     yield Sample(
         "failed_checkpoints_in_row", "Checkpoints that failed since the last complete one", in_row, job

@@ -8,7 +8,7 @@ from spark_abs.errors import AttemptNotReady, Refused, UsageError
 from spark_abs.manifest import Manifest
 from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import StageId
-from spark_abs.observe.client import ask_run, new_command
+from spark_abs.observe.client import ask_run, carried_out, new_command
 from spark_abs.observe.status import lease_timeout_ms, live_run
 from spark_abs.protocol.control import WRAPPED_JOB, Command, CommandKind, ControlState, forgotten
 from spark_abs.protocol.control import forget as record
@@ -45,7 +45,8 @@ def forget_query(
         return record(newer, name, clock_ms())
 
     control.update(change)
-    return command
+    said = f"query {name!r} is forgotten; no run is alive"
+    return carried_out(root, command, said, state.attempt.id, clock_ms())
 
 
 def _known(state: ControlState, manifest: Manifest | None, stage: str) -> StageId:

@@ -72,6 +72,8 @@ def start_job(
         require_shared(job.spark, job.root.anywhere(location_of(settings.native_root)))
     control = Control.create(job.root, job.name, now_ms(), settings.require_root)  # 2
     newest = refuse_second(job, control, takeover)
+    if available_now:
+        refuse_paused(control.state, job.root.uri)
     natives = control.natives_at(settings.native_root)
     if restart == "checkpoint" and _back_to_checkpoint(job, drafted, takeover, allow_non_restored_state):
         newest = control.state.newest_run
@@ -80,8 +82,6 @@ def start_job(
     elif not new and control.state.attempt.ready:
         looked = inspect(job, drafted, past_of(job.root, control.state), allow_non_restored_state).adoptions
     control.update(lambda state: place_natives(state, natives))
-    if available_now:
-        refuse_paused(control.state, job.root.uri)
     drain = _unfinished_drain(job, control, available_now)
     ctx = begin(job, control, newest, takeover=takeover, bounded=available_now)  # 3, 4
     try:

@@ -41,6 +41,7 @@ def test_a_live_run_is_told_with_units_and_one_series_a_stage(job: SmallJob, cli
     assert found["spark_abs_number_of_completed_checkpoints"] == ("counter", [({"job_name": "job"}, 1.0)])
     assert found["spark_abs_number_of_failed_checkpoints"] == ("counter", [({"job_name": "job"}, 1.0)])
     assert found["spark_abs_failed_checkpoints_in_row"][1] == [({"job_name": "job"}, 1.0)]
+    assert found["spark_abs_paused_sources"][1] == [({"job_name": "job"}, 0.0)]
     assert found["spark_abs_batch_under_way_seconds"][1] == [
         ({"job_name": "job", "stage": "a"}, 0.0),
         (STAGE_B, 11.0),

@@ -15,6 +15,7 @@ from spark_abs.errors import Refused, UsageError
 from spark_abs.manifest import Manifest, OutputVersion, StageSnapshot
 from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import AttemptId, BatchId, CheckpointId, CheckpointKind, RunId, StageId, Version
+from spark_abs.observe.client import asker
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol.control import WRAPPED_JOB, remember
 from spark_abs.restore.facts import gather
@@ -93,6 +94,8 @@ def test_what_cannot_be_forgotten(shared: Shared) -> None:
         spark_abs.open(shared.root.uri).forget("c")
     done = CliRunner().invoke(main, ["forget", shared.root.uri, "b"])
     assert done.stdout == "query 'b' is forgotten: later checkpoints leave it out\n"
+    (row,) = spark_abs.open(shared.root.uri).history().to_pylist()
+    assert (row["event"], row["kind"], row["name"], row["by"]) == ("command", "forget", "b", asker())
     with pytest.raises(UsageError, match=r"known are a$"):
         spark_abs.open(shared.root.uri).forget("b")
 
