@@ -73,7 +73,7 @@ def test_a_real_restore_of_checkpoints_of_a_moment_is_one_that_takes_longer(job:
     """The checkpoints are milliseconds apart."""
     job.checkpoint(1)
     job.checkpoint(2)
-    spark_abs.open(job.root.uri).restore(1)
+    spark_abs.open(job.root.uri).restore(2)
     said = [one["said"] for one in cli.json("doctor", exits=1) if one["kind"] == "retention-too-short"]
     assert re.match(
         r"The checkpoints that are kept reach back \d+ ms \(keep=\?\), and the last restore ", said[0]

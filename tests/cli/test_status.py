@@ -167,7 +167,7 @@ def test_late_stages_of_another_run_are_not_taken(job: SmallJob, cli: Cli, run: 
 
 
 def test_the_settings_of_a_run_are_shown_also_after_its_end(job: SmallJob, cli: Cli) -> None:
-    assert "settings" not in cli("status").stdout
+    assert "\nsettings" not in cli("status").stdout
     row = HistoryRow(NOW, HistoryEvent.RUN_STARTED, job.attempt, job.run, settings="interval 30s, keep 5")
     History(job.root).append([row])
     assert cli.json("status")["settings"] == "interval 30s, keep 5"
