@@ -53,7 +53,7 @@ def test_a_shell_completes_commands_and_options(shell: str) -> None:
     found = get_completion_class(shell)
     assert found is not None
     completion = found(main, {}, "spark-abs", "_SPARK_ABS_COMPLETE")
-    assert [item.value for item in completion.get_completions([], "rest")] == ["restore"]
+    assert [item.value for item in completion.get_completions([], "rest")] == ["restart", "restore"]
     assert "--dry-run" in [item.value for item in completion.get_completions(["restore", "/root"], "--d")]
     assert "_SPARK_ABS_COMPLETE" in completion.source()
     assert f"{shell}_source" in CliRunner().invoke(main, ["--help"]).output
