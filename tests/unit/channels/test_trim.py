@@ -84,6 +84,25 @@ def test_rows_that_nobody_needs_go_before_their_entries_and_those_in_flight_stay
     assert ahead(root, c[24] - 1) == c[24:]
 
 
+def test_a_reader_that_was_brought_back_to_an_old_cut_finds_all_rows_of_its_path(root: Root) -> None:
+    """It reads what was in flight, passes over what was written after the barrier, and reads on."""
+    log = Log(root)
+    c = [Version(log.batch(n)) for n in range(30)]
+    trim(root, CHANNEL, c[5], rows_before=c[25], in_flight=[(c[5], c[8])])
+    later = Log(root, attempt=2, run=2)
+    new = [later.batch(n) for n in range(100, 103)]
+    path = [Branch(AttemptId(1), c[8]), Branch(AttemptId(2), None)]
+    entries = list(Follower(root.fs, root.path("channels/a.main"), path).between(c[5], Version(new[-1])))
+    assert [e.version for e in entries] == [*c[6:9], *new]
+    data = Path(root.path("channels/a.main"))
+    found = [n for e in entries for f in e.files for n in pq.read_table(data / f.path)["n"].to_pylist()]
+    assert found == [6, 7, 8, 100, 101, 102]
+    assert left_after(root, CHANNEL, c[8]) is not None
+    # The clean-up of the new path goes on from there: what the abandoned one has left goes, too.
+    trim(root, CHANNEL, c[5], rows_before=new[1], in_flight=[(c[5], c[8])])
+    assert rows(root) == [6, 7, 8, 101, 102]
+
+
 def test_the_oldest_entry_that_is_left_is_named_where_some_are_gone(root: Root) -> None:
     log = Log(root)
     assert left_after(root, CHANNEL, Version(0)) is None
