@@ -76,6 +76,7 @@ class Demo:
             *("--driver-java-options", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"),
             # What SIGKILL leaves behind goes with the rest.
             *("--conf", f"spark.local.dir={self.base / 'scratch'}"),
+            *("--conf", "spark.abs.checkpoint.skipUnchanged=false"),  # all are shown, on any machine
             *("--packages", spark_abs.DELTA_CONNECTOR),
             str(HERE / "attribution.py"),
             *("--config", str(CONFIG), "--base", str(self.base)),

@@ -75,6 +75,20 @@ class Keep:
                 stays.add(thing)
         return stays
 
+    def stood(self, made_ms: Mapping[T, int], now_ms: int) -> set[T]:
+        """Return what was still the newest at the end of a step within the age of its word.
+
+        A way back to such a moment leads through it, however old it is. Things of which `chosen` says the
+        same: of an idle job the last checkpoint before a long time without any.
+        """
+        stays: set[T] = set()
+        for (thing, at), (_, after) in pairwise(sorted(made_ms.items(), key=lambda item: item[1])):
+            for tier in self.tiers:
+                end = after - after % tier.step_ms if tier.step_ms else after
+                if at < end and now_ms - end < tier.up_to_ms:
+                    stays.add(thing)
+        return stays
+
 
 _WANTED = (
     "a number of the newest, and words such as 24h:all (all up to the age of a day) or 7d:1h (one for each "

@@ -164,6 +164,14 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "checkpoint",
+        "skipUnchanged",
+        "true",
+        switch,
+        "a periodic checkpoint is skipped if the job has done nothing since the last completed one",
+        live=True,
+    ),
+    Setting(
+        "checkpoint",
         "synchronous",
         "false",
         switch,
@@ -405,6 +413,7 @@ class Settings:
     mode: CheckpointMode
     aligned_timeout_ms: int | None
     """None: an aligned checkpoint never becomes unaligned."""
+    skip_unchanged: bool
     synchronous: bool
     tolerable_failures: int | None
     """None: unlimited."""

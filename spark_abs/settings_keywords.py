@@ -57,6 +57,9 @@ class LiveSettings(TypedDict, total=False):
     by default aligned."""
     aligned_timeout: str | None
     """Age at which an aligned checkpoint becomes unaligned, such as `30s`; by default off."""
+    skip_unchanged: bool | None
+    """A periodic checkpoint is skipped if the job has done nothing since the last completed one; by default
+    true."""
 
 
 class JobSettings(StorageSettings, LiveSettings, total=False):

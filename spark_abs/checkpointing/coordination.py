@@ -39,6 +39,7 @@ from spark_abs.run_context import RunContext
 from spark_abs.settings import Settings
 from spark_abs.stages.snapshotter import Snapshotter
 from spark_abs.stages.stage import Member, StageRunner
+from spark_abs.store.activity import Skips
 from spark_abs.store.clock import now_ms, steady_ms
 from spark_abs.store.control import Control
 from spark_abs.store.lease import BEAT_EVERY_MS, own_lease, renew
@@ -105,6 +106,7 @@ class Coordination:
         self._live = DynamicSettings(ctx.settings)
         self._coordinator = Coordinator(stages, self._live.times)
         self._events = events
+        self._skips = Skips()
         self._barriers: dict[CheckpointId, Barrier] = {}
         self._answers: dict[str, queue.SimpleQueue[protocol.Answer]] = {}
         self._declined: set[tuple[CheckpointId, StageId]] = set()
@@ -113,7 +115,11 @@ class Coordination:
         self._open: tuple[OpenBarrier, ...] = ()
         """The open checkpoints, for the reporter's thread."""
         self._reporter = Reporter(
-            ctx, lambda: tuple(self._stages.values()), lambda: self._open, lambda: self._live.now
+            ctx,
+            lambda: tuple(self._stages.values()),
+            lambda: self._open,
+            settings=lambda: self._live.now,
+            skips=lambda: self._skips,
         )
         self._thread = threading.Thread(target=self._run, name=f"spark-abs-{ctx.job}", daemon=True)
 
@@ -278,6 +284,11 @@ class Coordination:
                 assert_never(effect)
 
     def _claim(self, effect: protocol.Claim) -> None:
+        looked_ms = now_ms()
+        if effect.unless and all(self._stages[cut.stage].stands_at(cut) for cut in effect.unless):
+            self._skips = Skips(self._skips.number + 1, looked_ms)
+            self._handle(protocol.Skipped(steady_ms()))
+            return
         self._ctx.failpoint("claim.before")
         barrier = self._control.claim(
             self._ctx.run, kind=effect.kind, name=effect.name, now_ms=now_ms(), mode=effect.mode
@@ -338,6 +349,7 @@ class Coordination:
         self._ctx.failpoint("manifest.after")
         self._control.update(lambda state: ledger.settle(state, completed=(barrier.id,)))
         self._ctx.failpoint("manifest.settle.after")
+        self._skips = Skips()
         self._on_completed(manifest)
         self._stats.completed(barrier, manifest, self._control.state)
         log.info("checkpoint %s (%s) complete in %s ms", barrier.id, barrier.kind, now - barrier.timestamp_ms)
@@ -464,6 +476,7 @@ class DynamicSettings:
             max_concurrent=now.max_concurrent,
             mode=now.mode,
             aligned_timeout_ms=now.aligned_timeout_ms,
+            skip_unchanged=now.skip_unchanged,
         )
 
     def change(self, given: Mapping[str, object]) -> str:

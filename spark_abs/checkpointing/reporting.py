@@ -24,6 +24,7 @@ from spark_abs.store.activity import (
     Earlier,
     Late,
     RunActivity,
+    Skips,
     StageActivity,
     write_activity,
 )
@@ -47,6 +48,7 @@ _SETTINGS = (
     "timeout_ms",
     "mode",
     "aligned_timeout_ms",
+    "skip_unchanged",
     "max_concurrent",
     "tolerable_failures",
     "keep",
@@ -75,10 +77,12 @@ class Reporter:
         ctx: RunContext,
         stages: Callable[[], Sequence[Member]],
         open_: Callable[[], Sequence[OpenBarrier]],
+        *,
         settings: Callable[[], Settings],
+        skips: Callable[[], Skips],
     ) -> None:
         self._ctx = ctx
-        self._stages, self._open, self._settings = stages, open_, settings
+        self._stages, self._open, self._settings, self._skips = stages, open_, settings, skips
         self._done = threading.Event()
         self._written: RunActivity | None = None
         self._took: deque[int] = deque(maxlen=_WRITES)
@@ -137,6 +141,7 @@ class Reporter:
             earlier=tuple(earlier),
             settings=_settings(self._settings()),
             versions=_versions(),
+            skips=self._skips(),
         )
 
     def _late(self, stages: Sequence[Member], now: int) -> list[Late]:

@@ -116,6 +116,9 @@ def _pairs(found: JobStatus, now_ms: int) -> Iterator[tuple[str, str]]:
     if found.last is not None:
         damage = "" if found.last.damage is None else f", damaged: {one_line(found.last.damage)}"
         yield "last completed", f"{found.last.id}, {duration(found.last.age_ms)} ago{damage}"
+        if found.skipped:
+            until = f"nothing was done until {duration(found.unchanged_ms)} ago"
+            yield "skipped", f"{found.skipped} checkpoints since then: {until}"
     else:
         yield "last completed", "none"
     if found.oldest_age_ms is not None:

@@ -22,7 +22,8 @@ class Health:
     checkpoint: int | None
     """The newest completed checkpoint."""
     age_ms: int | None
-    """Since it was completed; None without one."""
+    """Since the job was as in it: it was completed, or a checkpoint that would have equalled it was skipped.
+    None without one."""
     lag_ms: int | None
     """The age of the oldest row that a stage has not read of its channels; None if no run tells it."""
     stage: str | None
@@ -57,7 +58,8 @@ def health(status: JobStatus, now_ms: int, max_age_ms: int | None, max_lag_ms: i
     Args:
         status: the status of the job.
         now_ms: the time.
-        max_age_ms: how old the newest completed checkpoint may be, and a run that has none; None: any age.
+        max_age_ms: how old the newest completed checkpoint may be, and a run that has none; None: any age. A
+            checkpoint that is skipped makes it young again: it would have equalled it.
         max_lag_ms: how old the oldest row may be that a stage has not read of its channels; None: any age.
     """
     problems = []
@@ -71,7 +73,7 @@ def health(status: JobStatus, now_ms: int, max_age_ms: int | None, max_lag_ms: i
     if status.alive is not None and status.aborted is not None and status.aborted.number >= MOST_ABORTED:
         why = status.aborted.detail or status.aborted.reason
         problems.append(f"the last {status.aborted.number} checkpoints were aborted: {why}")
-    age = None if status.last is None else status.last.age_ms
+    age = status.age_ms
     if max_age_ms is not None:
         began = None if status.run is None else now_ms - status.run.started_ms
         counts = began if age is None else age

@@ -70,8 +70,9 @@ def of_job(status: JobStatus, counts: dict[str, int], now_ms: int) -> Iterator[S
     last = status.last
     if last is None:
         return
-    if last.age_ms is not None:
-        yield Sample("last_checkpoint_age_seconds", "Since it was completed", last.age_ms / 1000, job)
+    if status.age_ms is not None:
+        said = "Since it was completed, or since one was skipped that would have equalled it"
+        yield Sample("last_checkpoint_age_seconds", said, status.age_ms / 1000, job)
     if last.duration_ms is not None:
         yield Sample(
             "last_checkpoint_duration_seconds", "From trigger to completion", last.duration_ms / 1000, job

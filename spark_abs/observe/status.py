@@ -15,7 +15,7 @@ from spark_abs.observe.listing import CheckpointRow, checkpoint_rows
 from spark_abs.protocol.control import Aborted, Command, ControlState, Paused, Run, forgotten
 from spark_abs.settings import Settings
 from spark_abs.snapshots.capture import newest_batch
-from spark_abs.store.activity import RunActivity, StageActivity, read_activity
+from spark_abs.store.activity import RunActivity, Skips, StageActivity, read_activity
 from spark_abs.store.control import Control
 from spark_abs.store.history import PATH, History, RunEvents
 from spark_abs.store.lease import read_lease
@@ -156,9 +156,20 @@ class JobStatus:
     """The age of the oldest of them: channels keep their logs since then. None if there is none."""
     paused: tuple[Paused, ...] = ()
     """Sources that begin no batch until they are resumed, of this run and of the next."""
+    skipped: int = 0
+    """Periodic checkpoints that the live run has skipped since `last`, since they would have equalled it."""
+    unchanged_ms: int | None = None
+    """Since the last of them was due: until then `last` was all that the job had done. None without one."""
 
     settings: str = ""
     """Those of the newest run that differ from their defaults, as it started; empty if none are recorded."""
+
+    @property
+    def age_ms(self) -> int | None:
+        """How long ago the job was as in the newest completed checkpoint; None without one."""
+        if self.last is None or self.last.age_ms is None or self.unchanged_ms is None:
+            return None if self.last is None else self.last.age_ms
+        return min(self.last.age_ms, self.unchanged_ms)
 
     @property
     def finished(self) -> bool:
@@ -194,6 +205,7 @@ def status_and_activity(
             last = row
     manifest, damage = _manifest(root, state.job, last)
     activity = None if alive is None else _live_activity(root, alive.run)
+    skips = Skips() if activity is None else activity.skips
     events = RunEvents()
     if run is not None and root.place(PATH).exists():
         events = History(root).of_run(run.id)
@@ -224,6 +236,8 @@ def status_and_activity(
         kept=len(rows),
         oldest_age_ms=max((row.age_ms for row in rows if row.age_ms is not None), default=None),
         paused=state.paused,
+        skipped=skips.number,
+        unchanged_ms=None if skips.at_ms is None else max(0, now_ms - skips.at_ms),
     )
     return found, activity
 

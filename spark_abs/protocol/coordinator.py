@@ -36,6 +36,7 @@ from spark_abs.protocol.messages import (
     Notify,
     Overtake,
     Requested,
+    Skipped,
     StatusChanged,
     Tick,
 )
@@ -91,6 +92,8 @@ class Coordinator:
         self._outcomes: dict[CheckpointId, bool] = {}
         self._answers: dict[str, Answer] = {}
         self._named: set[str] = set()
+        self._newest: Pending | None = None
+        """The last checkpoint that this coordinator has completed, if none has failed since."""
         self._failures: list[str] = []
         """Periodic checkpoints that have failed since the last completed checkpoint."""
         self._ended = False
@@ -130,6 +133,9 @@ class Coordinator:
                 return ()
             case Claimed():
                 return self._on_claimed(event)
+            case Skipped():
+                self._claiming = None
+                return ()
             case Acked():
                 return self._on_ack(event)
             case Declined():
@@ -292,6 +298,10 @@ class Coordinator:
             return ()
         self._past = replace(self._past, decided_ms=event.now_ms)
         _remember(self._outcomes, event.id, event.completed)
+        if not event.completed:
+            self._newest = None
+        elif pending.barrier.kind is CheckpointKind.CHECKPOINT:
+            self._newest = pending
         if event.completed and pending.barrier.name is not None:
             self._named.add(pending.barrier.name)
         self._ended |= event.completed and pending.barrier.kind is CheckpointKind.SYNC_SAVEPOINT
@@ -387,10 +397,25 @@ class Coordinator:
                 wanted = request or Request("", CheckpointKind.CHECKPOINT)
                 periodic = wanted.kind is CheckpointKind.CHECKPOINT
                 mode = self._settings().mode if periodic else CheckpointMode.ALIGNED
-                self._claiming = Claim(wanted.kind, wanted.name, wanted.id or None, mode)
+                unless = () if request is not None else self._cuts_to_equal(mode)
+                self._claiming = Claim(wanted.kind, wanted.name, wanted.id or None, mode, unless)
                 if request is not None:
                     self._waiting.remove(request)
                 return (self._claiming,)
+
+    def _cuts_to_equal(self, mode: CheckpointMode) -> tuple[StageSnapshot, ...]:
+        """Return the cuts that a periodic checkpoint would repeat if no stage does anything after them.
+
+        None before the first checkpoint of a run, which may have other code than the run before, and none
+        after a failure, which a new attempt has to overcome. A savepoint does not count: its user may delete
+        it.
+        """
+        newest = self._newest
+        if newest is None or self._pending or not self._settings().skip_unchanged:
+            return ()
+        if newest.barrier.mode is not mode or newest.acks.keys() != self._stages:
+            return ()
+        return tuple(newest.acks.values())
 
     def _ending(self) -> bool:
         """Say whether a savepoint that ends the job is open: no checkpoint begins after it."""

@@ -73,6 +73,13 @@ class Claimed:
 
 
 @dataclass(frozen=True, slots=True)
+class Skipped:
+    """No id was claimed, since no stage has done anything since its cut: the other answer to `Claim`."""
+
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Acked:
     """A stage's part of a checkpoint is durable (P13)."""
 
@@ -103,7 +110,17 @@ class Decided:
 
 
 Event = (
-    StatusChanged | Tick | Requested | CancelRequested | Joined | Left | Claimed | Acked | Declined | Decided
+    StatusChanged
+    | Tick
+    | Requested
+    | CancelRequested
+    | Joined
+    | Left
+    | Claimed
+    | Skipped
+    | Acked
+    | Declined
+    | Decided
 )
 
 
@@ -122,12 +139,17 @@ class AckResult(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Claim an id durably, then send `Claimed` and pass the barrier to the stages."""
+    """Claim an id durably, then send `Claimed` and pass the barrier to the stages.
+
+    But send `Skipped`, and do nothing, if every stage stands at its cut in `unless`.
+    """
 
     kind: CheckpointKind
     name: str | None
     request_id: str | None
     mode: CheckpointMode = CheckpointMode.ALIGNED
+    unless: tuple[StageSnapshot, ...] = ()
+    """The cuts of all stages in the last completed checkpoint; empty: claim in any case."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ class TriggerSettings:
     """The mode of checkpoints; savepoints are always aligned."""
     aligned_timeout_ms: int | None = None
     """An aligned checkpoint that is not complete after this time becomes unaligned; None: never."""
+    skip_unchanged: bool = True
+    """Whether a periodic checkpoint that would equal the last completed one is skipped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,8 @@ def retired(
     The newest `keep.newest` checkpoints of the current path are kept, and all checkpoints that are newer
     than the oldest of them. So a restore can be undone: checkpoints that it abandoned stay until the new path
     has as many. Of older ones those stay that the words of `keep` choose, of the path and of what was
-    abandoned. Savepoints are always kept (P21) and do not count.
+    abandoned; of the path also those that were the newest for long, since an idle job makes none. Savepoints
+    are always kept (P21) and do not count.
 
     Args:
         completed: all completed checkpoints.
@@ -57,7 +58,8 @@ def retired(
     path = {c.id: c.acked_ms for c in periodic if on_path(c)}
     since = _newest_since(path, keep)
     abandoned = {c.id: c.acked_ms for c in periodic if c.id not in path}
-    stay = keep.chosen(path, now_ms) | keep.chosen(abandoned, now_ms) | set(needed)
+    of_path = keep.chosen(path, now_ms) | keep.stood(path, now_ms)
+    stay = of_path | keep.chosen(abandoned, now_ms) | set(needed)
     return tuple(c.id for c in periodic if c.id < since and c.id not in stay)
 
 

@@ -49,6 +49,10 @@ class DormantStage:
             part = replace(self.part, size_new=0, dropped_late=0, timings=timings)
             self._put(Acked(steady_ms(), barrier.id, part))
 
+    def stands_at(self, cut: StageSnapshot) -> bool:
+        """Say whether a cut repeats the recorded part."""
+        return cut.carried == self.part.carried
+
     def declined(self, _limit: int | None) -> tuple[()]:
         """Say that nothing queues up here, and that no barrier is missed."""
         return ()

@@ -91,6 +91,11 @@ class NativeLog:
         """Say whether Spark has recorded the end of a batch."""
         return self.place.below(f"commits/{int(batch)}").exists()
 
+    def stands_at(self, batch: BatchId) -> bool:
+        """Say whether a batch is the last one: its end is recorded, and none is planned after it."""
+        planned = self.place.below(f"offsets/{int(batch) + 1}").exists()
+        return not planned and (batch == NO_BATCH or self.has_committed(batch))
+
     def newest_planned(self) -> BatchId:
         """Return the newest batch in the offset log, `NO_BATCH` if none."""
         return newest_batch(self.place, "offsets")

@@ -12,7 +12,7 @@ from deltalake.exceptions import DeltaError
 from spark_abs.channels.channel_log import ChannelLog
 from spark_abs.channels.writer import ChannelWriter
 from spark_abs.errors import AbsError, CommitConflict
-from spark_abs.manifest import OutputVersion
+from spark_abs.manifest import OutputVersion, StageSnapshot
 from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import (
     NO_BATCH,
@@ -38,7 +38,7 @@ from spark_abs.stages.evaluation import Evaluated, Evaluator
 from spark_abs.stages.held import held, open_logs
 from spark_abs.stages.lookups import StageLookups
 from spark_abs.stages.native import NativeLog
-from spark_abs.stages.watched import WatchedTables
+from spark_abs.stages.watched import WATCHED, WatchedTables
 from spark_abs.store.activity import Phase
 
 
@@ -308,6 +308,15 @@ class Outputs:
             )
         found += [OutputVersion(s.name, "function", s.name, "", None) for s in self._functions]
         return (*found, *(self._watched.versions() if self._watched is not None else ()))
+
+    def stand_at(self, cut: StageSnapshot) -> bool:
+        """Say whether the tables that a function writes by itself have the versions of a cut.
+
+        Others may write them too. The other outputs change with a batch only, as far as they are this job's.
+        """
+        if self._watched is None:
+            return True
+        return self._watched.versions() == tuple(o for o in cut.outputs if o.kind == WATCHED)
 
     def commit_barrier(self, barrier: Barrier, last_batch: Callable[[], BatchId | None]) -> IdleCut | None:
         """Commit an entry that holds only the barrier to every channel of an idle stage.

@@ -15,6 +15,7 @@ from spark_abs.alignment.align import Settled, exceeds, waiting
 from spark_abs.alignment.loops import forward
 from spark_abs.alignment.marker import emission
 from spark_abs.errors import AbortReason, StageStopped
+from spark_abs.manifest import StageSnapshot
 from spark_abs.model import (
     NO_BATCH,
     NO_EPOCH,
@@ -388,6 +389,14 @@ class StageRunner:
             self._hand_over(
                 barrier, batch, positions=positions, channels=cut.channels, began_ms=began, waited_ms=0
             )
+
+    def stands_at(self, cut: StageSnapshot) -> bool:
+        """Say whether the stage has done nothing since a cut, nor anybody to the tables of its functions.
+
+        It may say no of a stage that is just about to begin a batch, or to stop.
+        """
+        with self.batch_lock.agent() as mine:
+            return mine and self.native.stands_at(cut.cut_batch) and self._outputs.stand_at(cut)
 
     def _last_batch_if_idle(self) -> BatchId | None:
         # Once the query has stopped, what it has planned and not begun is the next run's.

@@ -11,6 +11,9 @@ from spark_abs.model import BatchId, StageId
 from spark_abs.store.storage import Storage
 from spark_abs.store.table import Table
 
+WATCHED = "table"
+"""The kind of these outputs in a manifest."""
+
 
 class WatchedTables:
     """Knows where each table is. Not thread-safe: the holder of the stage's batch lock uses it."""
@@ -74,8 +77,8 @@ class WatchedTables:
         table = Table.find(place)
         if table is None:
             return OutputVersion(
-                self._stage, "table", table=place.uri, table_id="", version=None, name=target.said
+                self._stage, WATCHED, table=place.uri, table_id="", version=None, name=target.said
             )
         return OutputVersion(
-            self._stage, "table", table=place.uri, table_id=table.id, version=table.version, name=target.said
+            self._stage, WATCHED, table=place.uri, table_id=table.id, version=table.version, name=target.said
         )

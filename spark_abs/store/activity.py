@@ -175,6 +175,15 @@ class Earlier:
 
 
 @dataclass(frozen=True, slots=True)
+class Skips:
+    """The periodic checkpoints that would have equalled the last completed one, and so were skipped."""
+
+    number: int = 0
+    at_ms: int | None = None
+    """When the last of them was due: until then the job had done nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunActivity:
     """What a run does."""
 
@@ -192,6 +201,7 @@ class RunActivity:
     """Settings as they are now: name to text."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Packages of the driver."""
+    skips: Skips = Skips()
     v: int = FORMAT
 
 

@@ -12,7 +12,7 @@ from spark_abs.model import BatchId, ChannelId, CheckpointId, RunId, StageId
 from spark_abs.observe.headline import headline
 from spark_abs.observe.status import job_status
 from spark_abs.protocol import control as ledger
-from spark_abs.store.activity import Backlog, Late, Phase, RunActivity, StageActivity, write_activity
+from spark_abs.store.activity import Backlog, Late, Phase, RunActivity, Skips, StageActivity, write_activity
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
 from tests.cli.conftest import Cli
@@ -76,6 +76,22 @@ def test_each_stage_is_shown_with_what_it_does(job: SmallJob, cli: Cli) -> None:
     assert found["told_ms"] == 1_000
     assert found["stages"][1]["activity"]["what"] == "mail"
     assert first_line(cli).startswith("job job runs and completed checkpoint 1 ")
+
+
+def test_checkpoints_that_are_skipped_are_counted_and_make_the_last_one_young(
+    job: SmallJob, cli: Cli
+) -> None:
+    job.checkpoint(1)
+    job.come_alive()
+    write_activity(job.root, RunActivity(job.run, NOW - 1_000, skips=Skips(7, NOW - 2_000)))
+    found = cli.json("status")
+    assert (found["skipped"], found["unchanged_ms"]) == (7, 2_000)
+    assert found["last"]["age_ms"] > 5_000
+    assert first_line(cli).endswith(" ago; nothing was done until 2.0 s ago")
+    said = [" ".join(line.split()) for line in cli("status").stdout.splitlines()]
+    assert "skipped 7 checkpoints since then: nothing was done until 2.0 s ago" in said
+    assert cli("health", "--max-age", "5s").stdout.startswith("healthy: checkpoint 1, 2.0 s old")
+    assert 'last_checkpoint_age_seconds{job="job"} 2\n' in cli("metrics").stdout
 
 
 def test_the_stage_that_holds_the_checkpoint_up_comes_first_and_is_in_the_first_line(

@@ -208,7 +208,8 @@ class Driver:
             walk.under_way.wait()
 
     def _run(self, walk: Walk, options: dict[str, Any]) -> None:
-        checkpoint = {"interval": "500ms", **options.pop("checkpoint", {})}
+        # The points of barriers come again and again, also when all rows are through.
+        checkpoint = {"interval": "500ms", "skipUnchanged": False, **options.pop("checkpoint", {})}
         config = {"checkpoint": checkpoint, **options.pop("config", {})}
         shape = {name: options.pop(name) for name in SHAPE if name in options}
         session = self._spark.newSession()

@@ -118,7 +118,9 @@ def declare(
             transaction_rows=rows,
         )
 
-    job = spark_abs.Job("relay", root=str(base / "root"), spark=spark, interval="300ms", keep=100)
+    job = spark_abs.Job(
+        "relay", root=str(base / "root"), spark=spark, interval="300ms", keep=100, skip_unchanged=False
+    )
     if alone:
         job.sink("table", job.source("rows", records("in")), table=str(base / "table"))
         return job

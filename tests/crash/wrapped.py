@@ -42,7 +42,9 @@ def main() -> None:
                 (base / "held").touch()
                 pause.wait(0.05)
 
-        function = spark_abs.foreach_batch(write, root=root, stage=name, interval="300ms", tables=[table])
+        function = spark_abs.foreach_batch(
+            write, root=root, stage=name, interval="300ms", skip_unchanged=False, tables=[table]
+        )
         read = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1)
         started = read.json(str(base / f"in-{name}")).writeStream.foreachBatch(function)
         started.option("checkpointLocation", spark_abs.checkpoint_location(root, name)).start()

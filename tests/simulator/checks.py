@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from spark_abs.manifest import StageSnapshot
 from spark_abs.model import NO_BATCH, AttemptId, CheckpointMode, Position, Version, counts
 from tests.invariants import (
     Edge,
@@ -83,6 +84,25 @@ def _aligned_cut(storage: Storage, row: Checkpoint) -> Iterator[str]:
         for output in snapshot.outputs:
             found = _visible(storage, row.attempt, output.table, output.version or 0)
             yield from same_rows(1, f"checkpoint {row.id}, {output.table}", found, expected[output.table])
+
+
+def check_skip(storage: Storage, snapshots: Iterable[StageSnapshot]) -> None:
+    """Check that a checkpoint which is skipped would hold what these parts of the last one hold."""
+    attempt = storage.state.attempt.id
+    stages = {stage.id: stage for stage in storage.graph}
+    require(v for cut in snapshots for v in _same_as_now(storage, attempt, stages[cut.stage], cut))
+
+
+def _same_as_now(storage: Storage, attempt: AttemptId, stage: Stage, cut: StageSnapshot) -> Iterator[str]:
+    native, where = storage.native[attempt, stage.id], f"skipped, {stage.id} after batch {cut.cut_batch}"
+    held = native.state(native.committed) if native.committed != NO_BATCH else ()
+    then = storage.packs[cut.files[0].at.pack] if cut.files else ()
+    yield from same_rows(1, f"{where}, its state", _tagged(then), _tagged(held))
+    for output in cut.outputs:
+        table = storage.tables[output.table]
+        found = _visible(storage, attempt, output.table, output.version or 0)
+        rows = _visible(storage, attempt, output.table, table.version)
+        yield from same_rows(1, f"{where}, {output.table}", found, rows)
 
 
 def gaps(storage: Storage, row: Checkpoint) -> Iterator[int]:

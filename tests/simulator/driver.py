@@ -41,6 +41,7 @@ from spark_abs.protocol.messages import (
     Notify,
     Overtake,
     Requested,
+    Skipped,
     StatusChanged,
     Tick,
 )
@@ -91,6 +92,7 @@ class Driver:
         self.over = False
         self.answers: dict[str, Answer] = {}
         self.on_complete: Callable[[Checkpoint], None] = lambda _: None
+        self.on_skip: Callable[[tuple[StageSnapshot, ...]], None] = lambda _: None
         self.alignment_limit: int | None = None
         """Bytes behind blocked inputs, beyond which a stage declines (P6)."""
         self.slow: Stage | None = None
@@ -312,6 +314,11 @@ class Driver:
         self._stop_after_savepoint()
 
     def _claim(self, effect: Claim) -> None:
+        if effect.unless and self._stand_at(effect.unless):
+            self.on_skip(effect.unless)
+            self.seen["skipped"] += 1
+            self._feed(Skipped(self.clock()))
+            return
         state, barrier = control.claim(
             self.storage.state,
             self.run.id,
@@ -323,6 +330,10 @@ class Driver:
         self.storage.control.append(state)
         self.storage.claimed.append(barrier)
         self.mail.append(Claimed(0, barrier, effect.request_id))
+
+    def _stand_at(self, cuts: tuple[StageSnapshot, ...]) -> bool:
+        natives = {stage.id: self._native(stage) for stage in self.graph}
+        return all(self.parts.stands_at(natives[cut.stage], cut) for cut in cuts)
 
     def _overtake(self, effect: Overtake) -> None:
         after = overtake(self.storage.state, self.run.id, effect.id)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from spark_abs.alignment import align, loops, marker
+from spark_abs.manifest import StageSnapshot
 from spark_abs.model import (
     AttemptId,
     Barrier,
@@ -83,6 +84,11 @@ def table_version(
     return min((o.version for o in outputs if o.table == table and o.version is not None), default=None)
 
 
+def stands_at(native: Native, cut: StageSnapshot) -> bool:
+    """Say whether a stage has done nothing since a cut."""
+    return native.planned == native.committed == cut.cut_batch
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What the simulated job is made of; a test puts a broken part in the place of one."""
@@ -97,6 +103,7 @@ class Parts:
     may_hold: Callable[[Evaluating, BatchId], bool] | None = None
     """Whether a paused source may hold a planned batch; None: sources are not paused."""
     coordinator: Callable[..., Coordinator] = Coordinator
+    stands_at: Callable[[Native, StageSnapshot], bool] = stands_at
     repeats: Callable[..., tuple[Repeat[Planned], ...]] = rebuild.repeats
     capacity: credit.Capacity = credit.ANY
     load: Callable[[Entry], credit.Load | None] = credit.load_of

@@ -18,6 +18,7 @@ from random import Random
 import click
 
 from spark_abs.errors import AbsError, DamageError
+from spark_abs.manifest import StageSnapshot
 from spark_abs.model import (
     NO_BATCH,
     AttemptId,
@@ -36,7 +37,14 @@ from spark_abs.protocol.trigger import (
 )
 from tests.invariants import InvariantViolated
 from tests.simulator.chance import Luck
-from tests.simulator.checks import check_checkpoint, check_end, check_retention, gaps, rows_in_flight
+from tests.simulator.checks import (
+    check_checkpoint,
+    check_end,
+    check_retention,
+    check_skip,
+    gaps,
+    rows_in_flight,
+)
 from tests.simulator.cluster import AGAIN, LATE, Checkpoint, Graph, Stage, Storage
 from tests.simulator.driver import Driver
 from tests.simulator.parts import Parts
@@ -218,7 +226,14 @@ class Simulation:
         driver.alignment_limit = self.alignment_limit
         driver.slow = self.slow
         driver.on_complete = self._completed
+        driver.on_skip = lambda cuts: self._skipped(driver, cuts)
         return driver
+
+    def _skipped(self, driver: Driver, cuts: tuple[StageSnapshot, ...]) -> None:
+        """Check it, unless the driver was replaced: then it skips nothing that the job needs."""
+        run = self.storage.state.run
+        if run is not None and run.id == driver.run.id and self.restoring is None:
+            check_skip(self.storage, cuts)
 
     def _completed(self, row: Checkpoint) -> None:
         check_checkpoint(self.storage, row)

@@ -27,7 +27,7 @@ from tests.crash.process import HERE
 from tests.crash.small_job import declare as declare_small
 from tests.soak.schedule import Kill, Victim
 
-CHECKPOINT = {"interval": "1s", "minPause": "200ms", "keep": 3}
+CHECKPOINT = {"interval": "1s", "minPause": "200ms", "keep": 3, "skipUnchanged": False}
 ENTRIES = 2
 _LOOK_S = 0.01
 

@@ -63,7 +63,9 @@ def declare(
     interval: str = "300ms",
     retained: int = 10,
 ) -> spark_abs.Job:
-    job = spark_abs.Job("lake", root=str(root), spark=spark, interval=interval, keep=retained)
+    job = spark_abs.Job(
+        "lake", root=str(root), spark=spark, interval=interval, keep=retained, skip_unchanged=False
+    )
     rows = job.source("rows", feed.stream(), outputs={"wide": wide})
     lake = spark_abs.Iceberg("shop.rows", catalog_env="LAKE", evolve=evolve)
     job.sink("lake", rows["wide"], iceberg=lake)

@@ -421,7 +421,7 @@ def test_old_checkpoints_and_entries_go_while_the_job_runs(line: Line, start: St
     """What is left is the newest checkpoint, the savepoint, and all that is needed to go back to either."""
     channel = Path(line.root, "channels/numbers.main")
     first_entries = channel / "_delta_log/00000000000000000001.json"
-    run = start(line.job(interval="100ms", keep=1))
+    run = start(line.job(interval="100ms", keep=1, skip_unchanged=False))
     while first_entries.exists() or not manifests(line.root):
         line.write(1)
         eventually(run, line.has_all, "one more file through")

@@ -13,11 +13,12 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
+import spark_abs
 from spark_abs.channels.entries import entry_of
 from spark_abs.cli.main import main
 from spark_abs.errors import AbortReason, ConfigError, Refused
 from spark_abs.job import Job
-from spark_abs.model import AttemptId, Entry, StageId, channel_id
+from spark_abs.model import AttemptId, BatchId, Entry, StageId, channel_id
 from spark_abs.observe.listing import event_rows
 from spark_abs.stages.native import NativeLog
 from spark_abs.store.control import Control
@@ -107,7 +108,7 @@ def test_a_younger_checkpoint_that_completes_first_subsumes_the_older_one(
     hold, copies = hold_until("capture.twice.copy.before", lambda: 1 in line.aborted()), count()
     line.failpoint = lambda at: hold(at) if at == "capture.twice.copy.before" and not next(copies) else None
     line.write(2)
-    run = start(line.job(interval="300ms", max_concurrent=2))
+    run = start(line.job(interval="300ms", max_concurrent=2, skip_unchanged=False))
     eventually(run, lambda: len(manifests(line.root)) > 1, "two checkpoints completed")
     run.stop()
     (first,) = [row for row in events(line.root, HistoryEvent.ABORTED) if row["checkpoint"] == 1]
@@ -164,13 +165,27 @@ def test_a_stage_passes_a_cancel_marker_on_where_the_barrier_would_be(pair: Pair
 def test_settings_are_changed_by_a_command_and_forgotten_at_the_next_start(
     spark: SparkSession, tmp_path: Path, start: Start
 ) -> None:
-    """Checkpoints begin at once where none would have begun for an hour (P3)."""
+    """Checkpoints begin at once where none would have begun for an hour (P3), and without rows only one."""
     line = Line(spark, tmp_path)
     line.write(1)
     run = start(line.job())
     result = CliRunner().invoke(main, ["set", line.root, "interval=100ms"])
     assert (result.exit_code, "interval 1h -> 100ms" in result.stdout) == (0, True)
-    eventually(run, lambda: len(manifests(line.root)) > 1, "checkpoints began")
+    eventually(run, line.has_all, "all rows through")
+    native = NativeLog(Root(line.root).native("native", AttemptId(1), StageId("twice")))
+
+    def stands() -> tuple[int, BatchId]:
+        return Control.open(Root(line.root)).state.last_claimed, native.newest_planned()
+
+    job = spark_abs.open(line.root)
+    eventually(run, lambda: job.status().skipped > 2, "checkpoints without news are skipped")
+    before = stands()
+    eventually(run, lambda: job.status().skipped > 20, "no batch of Spark and no claim came of them")
+    assert stands() == before
+    found = job.status()
+    assert found.age_ms == found.unchanged_ms
+    assert "skip_unchanged True -> False" in run.set(skip_unchanged=False)
+    eventually(run, lambda: stands()[0] > before[0] + 1, "all are taken")
     with pytest.raises(ConfigError, match="cannot be changed while a job runs"):
         run.set(keep=2)  # type: ignore[call-arg]  # what a type checker says before
     # Each would do, and not both: two callers at once.

@@ -23,7 +23,7 @@ from tests.jvm import java_options
 def declare(spark: SparkSession, given: dict[str, Any]) -> spark_abs.Job:
     """Declare the job of the crash tests with its input here, and root and tables below `out`."""
     out = given["out"]
-    config = {"checkpoint": {"interval": given["interval"], "keep": "100"}}
+    config = {"checkpoint": {"interval": given["interval"], "keep": "100", "skipUnchanged": False}}
     job = spark_abs.Job(
         "small", root=f"{out}/root", spark=spark, config=config, native_root=given.get("native_root")
     )

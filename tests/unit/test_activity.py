@@ -26,6 +26,7 @@ from spark_abs.store.activity import (
     Longest,
     Phase,
     RunActivity,
+    Skips,
     StageActivity,
     phase_said,
     read_activity,
@@ -221,7 +222,7 @@ def reporter(tmp_path: Path, *stages: Any) -> Reporter:
     ctx: Any = SimpleNamespace(root=root, run=RunId(4), natives="native")
     settings = Settings.resolve(None, {}, {}, {"interval": "3s"})
     open_ = (OpenBarrier(barrier(1), frozenset({StageId("a")})),)
-    return Reporter(ctx, lambda: stages, lambda: open_, lambda: settings)
+    return Reporter(ctx, lambda: stages, lambda: open_, settings=lambda: settings, skips=lambda: Skips(3, 77))
 
 
 def test_the_reporter_tells_stages_settings_disks_and_who_is_late(tmp_path: Path) -> None:
@@ -230,7 +231,7 @@ def test_the_reporter_tells_stages_settings_disks_and_who_is_late(tmp_path: Path
     assert found is not None
     assert [one.stage for one in found.stages] == ["a", "b"]
     assert [(late.checkpoint, late.stage, late.first) for late in found.late] == [(1, "b", True)]
-    assert (found.settings["interval_ms"], found.run) == ("3000", 4)
+    assert (found.settings["interval_ms"], found.run, found.skips) == ("3000", 4, Skips(3, 77))
     (disk,) = found.disks
     assert 0 < disk.free <= disk.total
     assert "deltalake" in found.versions

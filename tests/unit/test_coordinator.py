@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+import pytest
+
 from spark_abs.errors import AbortReason
 from spark_abs.manifest import StageSnapshot
 from spark_abs.model import Barrier, BatchId, CheckpointId, CheckpointKind, CheckpointMode, StageId
@@ -31,6 +33,7 @@ from spark_abs.protocol.messages import (
     Notify,
     Overtake,
     Requested,
+    Skipped,
     StatusChanged,
     Tick,
 )
@@ -80,6 +83,88 @@ def only(kind: type[Effect], effects: Iterable[Effect]) -> list[Effect]:
 
 def test_it_claims_an_id_when_the_interval_is_over() -> None:
     assert running().handle(Tick(100)) == (Claim(PLAIN, None, None),)
+
+
+def taken(coordinator: Coordinator, number: int, now_ms: int, *stages: str) -> None:
+    """Take a checkpoint to its end."""
+    coordinator.handle(claimed(number, now_ms))
+    for stage in stages or ("a", "b"):
+        coordinator.handle(acked(number, stage, now_ms))
+    coordinator.handle(Decided(now_ms, CheckpointId(number), True))
+
+
+BOTH = (snapshot("a"), snapshot("b"))
+
+
+def test_a_periodic_checkpoint_is_not_taken_if_every_stage_stands_at_its_cut() -> None:
+    """The next interval begins with the one that is skipped; whoever asks for one gets it."""
+    coordinator = running()
+    assert coordinator.handle(Tick(100)) == (Claim(PLAIN, None, None),), "the first of a run is taken"
+    taken(coordinator, 1, 100)
+    for due in (200, 300):
+        assert coordinator.handle(Tick(due)) == (Claim(PLAIN, None, None, unless=BOTH),)
+        assert coordinator.handle(Skipped(due)) == ()
+        assert coordinator.handle(Tick(due + 99)) == ()
+    assert coordinator.pending == ()
+    assert coordinator.handle(Requested(399, ASKED)) == (Claim(PLAIN, None, "r0"),)
+
+
+def test_a_savepoint_is_taken_of_a_job_that_has_done_nothing_and_counts_for_no_checkpoint() -> None:
+    """Its user may delete it: what comes after it is compared with the checkpoint before it."""
+    coordinator = running()
+    taken(coordinator, 1, 100)
+    claim = Claim(CheckpointKind.SAVEPOINT, "mine", "r1")
+    assert coordinator.handle(Requested(150, SAVEPOINT)) == (claim,)
+    coordinator.handle(claimed(2, 150, CheckpointKind.SAVEPOINT, "r1"))
+    for stage in ("a", "b"):
+        coordinator.handle(Acked(160, TWO, StageSnapshot(StageId(stage), BatchId(9))))
+    coordinator.handle(Decided(170, TWO, True))
+    assert coordinator.handle(Tick(260)) == (Claim(PLAIN, None, None, unless=BOTH),)
+
+
+def test_a_checkpoint_after_a_failure_is_taken_in_any_case() -> None:
+    """Bytes of the one before may be what is missing."""
+    coordinator = running()
+    taken(coordinator, 1, 100)
+    coordinator.handle(claimed(2, 200))
+    coordinator.handle(Declined(210, TWO, StageId("a"), AbortReason.DECLINED, "no room"))
+    effects = coordinator.handle(Decided(220, TWO, False, AbortReason.DECLINED))
+    assert only(Claim, effects) == [Claim(PLAIN, None, None)]
+
+
+@pytest.mark.parametrize(
+    ("event", "stages"),
+    [(Joined(150, StageId("c")), ("a", "b", "c")), (Left(150, StageId("b")), ("a",)), (Tick(150), ())],
+)
+def test_a_checkpoint_of_other_stages_or_of_another_mode_is_taken(
+    event: Joined | Left | Tick, stages: tuple[str, ...]
+) -> None:
+    now = SETTINGS
+    coordinator = Coordinator((StageId("a"), StageId("b")), lambda: now)
+    coordinator.handle(StatusChanged(0, RunStatus.RUNNING))
+    taken(coordinator, 1, 100)
+    coordinator.handle(event)
+    if not stages:
+        now = replace(SETTINGS, mode=CheckpointMode.UNALIGNED)
+    (claim,) = coordinator.handle(Tick(200))
+    assert isinstance(claim, Claim)
+    assert (claim.unless, claim.mode) == ((), now.mode)
+    coordinator.handle(Claimed(200, Barrier(TWO, PLAIN, 200, mode=now.mode), None))
+    for stage in stages or ("a", "b"):
+        coordinator.handle(acked(2, stage, 200))
+    coordinator.handle(Decided(200, TWO, True))
+    (claim,) = coordinator.handle(Tick(300))
+    assert isinstance(claim, Claim)
+    assert [cut.stage for cut in claim.unless] == list(stages or ("a", "b"))
+
+
+def test_no_checkpoint_is_skipped_while_one_is_open_or_if_the_settings_say_so() -> None:
+    coordinator = with_settings(replace(SETTINGS, max_concurrent=2), "a")
+    taken(coordinator, 1, 100, "a")
+    assert coordinator.handle(claimed(2, 200)) == (Claim(PLAIN, None, None),), "the third, beside the second"
+    beating = with_settings(replace(SETTINGS, skip_unchanged=False), "a")
+    taken(beating, 1, 100, "a")
+    assert beating.handle(Tick(200)) == (Claim(PLAIN, None, None),)
 
 
 def test_a_claim_in_flight_counts_as_open() -> None:

@@ -277,6 +277,11 @@ def finished(status: JobStatus) -> JobStatus:
     return replace(status, alive=None, run=run)
 
 
+def standing(status: JobStatus) -> JobStatus:
+    """Skip its checkpoints: the last one is as good as new."""
+    return replace(status, skipped=3, unchanged_ms=2 * SECOND)
+
+
 def restarted(status: JobStatus) -> JobStatus:
     return replace(status, stages=failing(1).stages)
 
@@ -288,6 +293,8 @@ def restarted(status: JobStatus) -> JobStatus:
         (finished, None, HOUR, "healthy: checkpoint 12, 8.0 s old, lag 0 ms"),
         (lagging, None, None, "healthy: checkpoint 12, 8.0 s old, lag 2.0 h"),
         (lambda s: replace(s, last=None), 2 * HOUR, None, "healthy: no checkpoint yet, lag 0 ms"),
+        (standing, 5 * SECOND, None, "healthy: checkpoint 12, 2.0 s old, lag 0 ms"),
+        (standing, SECOND, None, "unhealthy: the last completed checkpoint is 2.0 s old"),
         (lambda s: s, SECOND, None, "unhealthy: the last completed checkpoint is 8.0 s old, more than 1.0 s"),
         (lambda s: replace(s, last=None), MINUTE, None, "unhealthy: no checkpoint was ever completed, more"),
         (lagging, None, HOUR, "unhealthy: stage match is 2.0 h behind, more than 1.0 h"),

@@ -94,6 +94,53 @@ def test_each_step_has_its_newest_and_nothing_else_stays(words: str, steps: list
         assert (thing in stay) == (step is not None and not newer)
 
 
+def test_the_newest_of_a_time_without_any_stays_as_long_as_a_way_back_there_may_lead() -> None:
+    """An idle job makes no checkpoint from 10:05 to 20:00; the state of 19:50 is that of 10:05."""
+    keep, minute = keep_words("1h:10m"), 60_000
+    idle = 100 * DAY + 10 * HOUR + 5 * minute
+    made: dict[int, int] = {
+        at: at for at in (idle - minute, idle, *(idle + 595 * minute + n * minute for n in range(60)))
+    }
+    now = max(made)
+    assert keep.stood(made, now) - keep.chosen(made, now) == {idle}
+    assert idle not in keep.stood(made, now + 5 * minute), "nobody goes back for longer than an hour"
+    assert keep_words("5h:all").stood({1: idle, 2: now}, now) == {1}
+
+
+@given(st.sampled_from(WORDS), TIMES, st.lists(st.integers(0, 5 * DAY), max_size=5))
+def test_what_stood_for_long_is_the_same_whatever_was_removed_before(
+    words: str, steps: list[int], idle: list[int]
+) -> None:
+    keep, now = keep_words(words), 50 * DAY
+    made: dict[int, int] = {}
+    left: dict[int, int] = {}
+    for number, step in enumerate([*steps, *idle]):
+        now += step
+        if number < len(steps):
+            made[number] = left[number] = now
+        stay = keep.chosen(left, now) | keep.stood(left, now) | {max(left, default=0)}
+        assert stay == keep.chosen(made, now) | keep.stood(made, now) | {max(left, default=0)}
+        left = {thing: at for thing, at in left.items() if thing in stay}
+
+
+@given(st.sampled_from(WORDS), TIMES)
+def test_each_moment_of_the_past_that_a_word_names_has_the_newest_of_that_time(
+    words: str, steps: list[int]
+) -> None:
+    """Against the sentence in the guide: the end of every step within the age, one after another."""
+    keep, now, made = keep_words(words), 50 * DAY, dict[int, int]()
+    for number, pause in enumerate(steps):
+        now += pause
+        made[number] = now
+    stay = keep.chosen(made, now) | keep.stood(made, now)
+    for tier in keep.tiers:
+        if tier.step_ms:
+            oldest = now - tier.up_to_ms
+            for end in range(oldest - oldest % tier.step_ms + tier.step_ms, now + 1, tier.step_ms):
+                before = [thing for thing, at in made.items() if at < end]
+                assert end == oldest or not before or max(before) in stay
+
+
 def test_a_clock_that_was_set_back_removes_nothing_that_is_younger_than_now() -> None:
     keep = keep_words("1h:all")
     assert keep.chosen({1: 10 * HOUR}, 5 * HOUR) == {1}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from spark_abs.alignment.marker import Free
-from spark_abs.manifest import OutputVersion
+from spark_abs.manifest import OutputVersion, StageSnapshot
 from spark_abs.model import NO_EPOCH, AttemptId, Barrier, BatchId, CheckpointId, CheckpointKind, StageId
 from spark_abs.snapshots.layout import OffsetFile
 from spark_abs.stages.activity import Activity
@@ -33,6 +33,8 @@ class IdleSource:
     """The runner of a source that has run no batch, and what goes out of it."""
 
     def __init__(self, root: Root) -> None:
+        self.written_by_others = False
+        """Whether a table of its function has a newer version than at the cut."""
         ctx: Any = SimpleNamespace(
             root=root,
             poll_ms=lambda _: 0,
@@ -48,6 +50,7 @@ class IdleSource:
             end=lambda: None,
             repeated=lambda batch: self.parts.get(batch),
             calls_functions=False,
+            stand_at=lambda _: not self.written_by_others,
             progress=BarrierProgress(),
             activity=Activity(),
         )
@@ -181,3 +184,28 @@ def test_a_cut_whose_table_versions_cannot_be_read_is_not_handed_over(tmp_path: 
     successor.runner.succeed(source.runner)
     successor.offer(1)
     assert successor.look(1) == [1]
+
+
+def test_a_stage_stands_at_its_cut_until_a_batch_is_planned_or_its_native_checkpoint_is_gone(
+    tmp_path: Path,
+) -> None:
+    """Only then a periodic checkpoint may be skipped."""
+    native = tmp_path / "native/1/clicks"
+    source = IdleSource(Root(str(tmp_path)))
+    first, second = (StageSnapshot(StageId("clicks"), BatchId(b)) for b in (-1, 0))
+    assert source.runner.stands_at(first), "it has run no batch"
+    for name in ("offsets", "commits"):
+        (native / name).mkdir(parents=True)
+    (native / "offsets/0").write_text("v1\n{}\n")
+    assert not source.runner.stands_at(first), "a batch is planned"
+    assert not source.runner.stands_at(second), "its end is not recorded"
+    (native / "commits/0").write_text("v1\n{}\n")
+    assert source.runner.stands_at(second)
+    with source.runner.batch_lock.batch(BatchId(1), lambda: True):
+        assert not source.runner.stands_at(second), "a batch is just beginning"
+    source.written_by_others = True
+    assert not source.runner.stands_at(second), "a restore would undo the rows of the others"
+    source.written_by_others = False
+    (native / "commits/0").unlink()
+    assert not source.runner.stands_at(second), "what a restart needs is gone"
+    assert source.taken == []

@@ -74,7 +74,17 @@ from spark_abs.sinks.postgres.sink import Postgres
 from spark_abs.state.group import Head
 from spark_abs.state.processor import Record
 from spark_abs.state.segments import SegmentMetadata
-from spark_abs.store.activity import Backlog, Disk, Earlier, Late, Longest, Phase, RunActivity, StageActivity
+from spark_abs.store.activity import (
+    Backlog,
+    Disk,
+    Earlier,
+    Late,
+    Longest,
+    Phase,
+    RunActivity,
+    Skips,
+    StageActivity,
+)
 from spark_abs.store.control import SCHEMA as CONTROL
 from spark_abs.store.history import SCHEMA as HISTORY
 from spark_abs.store.history import HistoryEvent
@@ -210,7 +220,7 @@ def words_of_the_record() -> set[str]:
         *(OperatorShape, SourceShape, StateFunction, Head, SegmentMetadata, Record, Origin),
         *(LookupVersion, Position, Barrier, EntryMetadata, Attempt, Run, Claim, Aborted, Command, Lease),
         *(SinkMetadata, PlannedBatch, Rebuilt, StartedFunctions, Staged, OutsideSink, Mark, Postgres, Kafka),
-        *(Paused, RunActivity, StageActivity, Backlog, Late, Disk, Earlier, Longest),
+        *(Paused, RunActivity, Skips, StageActivity, Backlog, Late, Disk, Earlier, Longest),
         *(Iceberg, IcebergMark, Kept, EpochTable, CommittedEpoch, ChangeOptions, Tombstones, TombstoneFile),
     ],
 )

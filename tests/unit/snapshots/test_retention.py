@@ -81,6 +81,16 @@ def test_words_keep_older_ones_of_the_path_and_of_what_was_abandoned() -> None:
     assert [m.id for m in made if m.id not in went] == [29, 59, 60, 89, 119, 120, 149, *range(170, 181)]
 
 
+def test_the_checkpoint_at_which_a_job_stood_still_outlasts_those_after_it() -> None:
+    """A night without rows, then one a minute: a bad release in the morning can still be undone."""
+    minute = 60_000
+    made = [replace(manifest_of(i), acked_ms=i * minute) for i in (1, 2, *range(601, 621))]
+    assert 2 not in gone(made, "3 1h:10m", now_ms=620 * minute)
+    assert 2 in gone(
+        [*made, replace(manifest_of(661), acked_ms=661 * minute)], "3 1h:10m", now_ms=661 * minute
+    )
+
+
 def test_a_job_that_stood_still_for_long_keeps_the_newest() -> None:
     completed = [manifest_of(i) for i in range(1, 8)]
     assert gone(completed, "24h:all 7d:1h", now_ms=10**12) == (1, 2, 3, 4)
