@@ -18,6 +18,7 @@ from bench import (
     gate,
     hop,
     hot_key,
+    idle,
     local_disk,
     moments,
     nexmark,
@@ -51,6 +52,7 @@ def _groups(
         "reading": lambda: gate.reading(session(), base, runs, console),
         "disk": lambda: local_disk.figures(session(), base, runs, console),
         "hop": lambda: hop.figures(session(), base, runs, console),
+        "idle": lambda: idle.figures(session(), base, runs, console),
         "start": lambda: starting.figures(session(), base, runs, console),
         "wide": lambda: wide.figures(session(), base, runs, console),
         "overhead": lambda: overhead.figures(session(), base / "overhead", runs, console),
@@ -86,7 +88,7 @@ def main(
 ) -> None:
     """Measure GROUPS, all of them if none is named; flink only where `make bench-flink` says where it is.
 
-    They are: commits, watching, moments, deciding, reading, disk, hop, start, wide, overhead, recovery,
+    They are: commits, watching, moments, deciding, reading, disk, hop, idle, start, wide, overhead, recovery,
     outside, repeats, epochs, flink, nexmark, slow, overtaking, functions, state, job.
     """
     os.chdir(Path(__file__).parents[2])

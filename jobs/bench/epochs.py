@@ -54,7 +54,7 @@ def _counts(frame: DataFrame) -> DataFrame:
 
 
 def _start(spark: SparkSession, base: Path) -> tuple[Run, float]:
-    job = spark_abs.Job("epochs", root=str(base / "root"), spark=spark, interval="50ms")
+    job = spark_abs.Job("epochs", root=str(base / "root"), spark=spark, interval="50ms", skip_unchanged=False)
     numbers = spark.readStream.format("rate").option("rowsPerSecond", 10).load()
     counts = job.stage("counts", [job.source("numbers", numbers)], _counts, output_mode="update")
     job.sink("out", counts, table=str(base / "out"))

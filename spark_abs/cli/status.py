@@ -113,14 +113,7 @@ def _pairs(found: JobStatus, now_ms: int) -> Iterator[tuple[str, str]]:
     if found.told_ms is not None:
         for stage in [stage for stage in found.stages if stage.waiting][:MOST_LATE]:
             yield "held up by" if stage.first else "waits", f"{stage.stage}: {one_line(stage.waiting)}"
-    if found.last is not None:
-        damage = "" if found.last.damage is None else f", damaged: {one_line(found.last.damage)}"
-        yield "last completed", f"{found.last.id}, {duration(found.last.age_ms)} ago{damage}"
-        if found.skipped:
-            until = f"nothing was done until {duration(found.unchanged_ms)} ago"
-            yield "skipped", f"{found.skipped} checkpoints since then: {until}"
-    else:
-        yield "last completed", "none"
+    yield from _completed(found)
     if found.oldest_age_ms is not None:
         logs = "" if found.job == WATCHED_JOB else ": channels keep their logs since then"
         yield "kept", f"{found.kept}, the oldest from {duration(found.oldest_age_ms)} ago{logs}"
@@ -133,6 +126,17 @@ def _pairs(found: JobStatus, now_ms: int) -> Iterator[tuple[str, str]]:
     for command in found.pending:
         name = f" {command.name!r}" if command.name else ""
         yield "waiting command", f"{command.kind}{name}, for {duration(now_ms - command.asked_ms)}"
+
+
+def _completed(found: JobStatus) -> Iterator[tuple[str, str]]:
+    if found.last is None:
+        yield "last completed", "none"
+        return
+    damage = "" if found.last.damage is None else f", damaged: {one_line(found.last.damage)}"
+    yield "last completed", f"{found.last.id}, {duration(found.last.age_ms)} ago{damage}"
+    if found.skipped:
+        until = f"nothing was done until {duration(found.unchanged_ms)} ago"
+        yield "skipped", f"{found.skipped} checkpoints since then: {until}"
 
 
 def _recorded(stage: StageStatus) -> tuple[str, ...]:

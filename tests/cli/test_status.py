@@ -91,7 +91,7 @@ def test_checkpoints_that_are_skipped_are_counted_and_make_the_last_one_young(
     said = [" ".join(line.split()) for line in cli("status").stdout.splitlines()]
     assert "skipped 7 checkpoints since then: nothing was done until 2.0 s ago" in said
     assert cli("health", "--max-age", "5s").stdout.startswith("healthy: checkpoint 1, 2.0 s old")
-    assert 'last_checkpoint_age_seconds{job="job"} 2\n' in cli("metrics").stdout
+    assert 'last_checkpoint_age_seconds{job_name="job"} 2\n' in cli("metrics").stdout
 
 
 def test_the_stage_that_holds_the_checkpoint_up_comes_first_and_is_in_the_first_line(
