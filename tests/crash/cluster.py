@@ -23,6 +23,7 @@ _LOOK_S = 0.2
 _MASTER = re.compile(r"Starting Spark master at (spark://[\d.]+:\d+)")
 
 _DEFAULTS = {
+    "spark.abs.checkpoint.skipUnchanged": "false",  # a test waits for checkpoints when all files are in
     "spark.driver.memory": "1g",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
