@@ -102,7 +102,8 @@ def test_the_newest_of_a_time_without_any_stays_as_long_as_a_way_back_there_may_
         at: at for at in (idle - minute, idle, *(idle + 595 * minute + n * minute for n in range(60)))
     }
     now = max(made)
-    assert keep.stood(made, now) - keep.chosen(made, now) == {idle}
+    newest: set[int] = keep.chosen(made, now)
+    assert keep.stood(made, now) - newest == {idle}
     assert idle not in keep.stood(made, now + 5 * minute), "nobody goes back for longer than an hour"
     assert keep_words("5h:all").stood({1: idle, 2: now}, now) == {1}
 
