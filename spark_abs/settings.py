@@ -339,14 +339,7 @@ SETTINGS: tuple[Setting, ...] = (
         doc="`failure-rate`: the time within which failures are counted",
         minimum=1,
     ),
-    Setting(
-        "state",
-        "copyThreads",
-        default="4",
-        read=whole_number,
-        doc="threads of the job that copy state files",
-        minimum=1,
-    ),
+    Setting("state", "copyThreads", "4", whole_number, "threads of the job that copy state files", minimum=1),
     Setting(
         "state",
         "maxGroupBytes",
