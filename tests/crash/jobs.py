@@ -47,6 +47,10 @@ class Small:
             return ()
         return Checkpoints.open(self.root, JOB).load_all()
 
+    def newest(self) -> int:
+        """The id of the newest checkpoint, 0 without one; of their number retention keeps few."""
+        return max((int(each.id) for each in self.completed()), default=0)
+
     def rows(self, manifest: Manifest | None = None) -> dict[str, list[object]]:
         """The rows of all sinks, now or at a checkpoint, in one order."""
         at = {o.output: o.version for s in manifest.stages for o in s.outputs} if manifest else {}

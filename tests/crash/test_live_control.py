@@ -34,8 +34,8 @@ def finished(job: Small) -> int:
     return max(int(each.name) for each in (native_of(job.base, "events") / "commits").glob("[0-9]*"))
 
 
-def has_more(job: Small, checkpoints: int) -> bool:
-    return len(job.completed()) > checkpoints
+def has_newer(job: Small, checkpoint: int) -> bool:
+    return job.newest() > checkpoint
 
 
 def test_a_pause_and_its_answer_are_one_commit(first: DriverProcess, tmp_path: Path) -> None:
@@ -62,14 +62,14 @@ def test_a_pause_and_its_answer_are_one_commit(first: DriverProcess, tmp_path: P
     unpaused, paused = jobs[BEFORE], jobs[AFTER]
     assert (state(unpaused).paused, answer(unpaused).answered) == ((), False)
     assert ([one.stage for one in state(paused).paused], answer(paused).ok) == (["events"], True)
-    newest = {base: len(job.completed()) for base, job in jobs.items()}
-    for point, job in jobs.items():
+    for job in jobs.values():
         check(job.base)
+        before = job.newest()
         job.start(first, **OFTEN)
-        first.wait_for(partial(has_more, job, newest[point]), "a checkpoint of it")
+        first.wait_for(partial(has_newer, job, before), "a checkpoint of it")
     assert (answer(unpaused).ok, "repeat the request" in answer(unpaused).message) == (False, True)
-    read, taken = finished(paused), len(paused.completed())
-    first.wait_for(lambda: len(paused.completed()) > taken + 2, "checkpoints of the paused job")
+    read, taken = finished(paused), paused.newest()
+    first.wait_for(lambda: paused.newest() > taken + 2, "checkpoints of the paused job")
     assert finished(paused) == read
     assert spark_abs.open(paused.root.uri).resume() == "resumed: events"
     paused.run_until(first, lambda: finished(paused) > read + 1, "rows after the pause")
