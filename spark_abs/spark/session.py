@@ -64,7 +64,7 @@ AT_START = frozenset(
 )
 """Settings of `SESSION_CONF` that cannot be set in an existing session. A job runs without the last three."""
 
-_PANDAS = "2."
+_PANDAS = ("2.", "3.")
 
 log = logging.getLogger(__name__)
 
@@ -379,4 +379,4 @@ def _check_versions() -> None:
     require_supported()
     found = str(pandas.__version__)
     if not found.startswith(_PANDAS):
-        raise UsageError(f"spark_abs needs pandas {_PANDAS}*, found {found}: install it with pip")
+        raise UsageError(f"spark_abs needs pandas 2 or 3, found {found}: install it with pip")

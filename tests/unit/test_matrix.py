@@ -15,6 +15,7 @@ from tests.versions.matrix import (
     FAILS,
     NOT_TESTED,
     NOT_THERE,
+    PAGE,
     YES,
     Environment,
     Outcomes,
@@ -108,6 +109,18 @@ def test_runs_of_another_code_are_refused(tmp_path: Path, capsys: pytest.Capture
     (file := tmp_path / "4.2.json").write_text(outcomes("4.2.0", one="passed").to_json())
     assert matrix.main([str(file)]) == 1
     assert "another code" in capsys.readouterr().err
+
+
+def test_a_part_of_a_page_is_replaced() -> None:
+    text = "a\n<!-- matrix -->\nold\n<!-- end of matrix -->\nb"
+    assert matrix.with_part(text, "matrix", r"\1") == text.replace("old", r"\1")
+
+
+def test_the_guide_has_a_row_for_each_feature() -> None:
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in PAGE.read_text(encoding="utf-8").splitlines()]
+    assert [row for row in rows if row in {feature.name for feature in FEATURES}] == [
+        f.name for f in FEATURES
+    ]
 
 
 def test_features_name_tests_that_exist() -> None:

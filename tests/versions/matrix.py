@@ -1,5 +1,7 @@
 """The support matrix, from the outcomes of tests: `python -m tests.versions.matrix OUTCOMES…` prints it.
 
+If every test passed it is written into the guide.
+
 A feature is claimed for a version of Spark if every test of the feature that ran on any version passed on
 this one, and one at least of each entry of the feature. Nothing else makes a `yes`.
 """
@@ -8,17 +10,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from spark_abs.spark.versions import STATE_REWRITER_SINCE, SUPPORTED
-from tests.markdown_support import PACKAGE
+from tests.markdown_support import GUIDE, PACKAGE
 from tests.versions.features import FEATURES, Feature, belongs, feature_of
 
+PAGE = GUIDE / "supported-versions.md"
 YES, FAILS, NOT_TESTED, NOT_THERE = "yes", "**fails**", "not tested", f"needs {STATE_REWRITER_SINCE}"
 PASSED = "passed"
+_PART = "(<!-- {0} -->\n)(.*?)(<!-- end of {0} -->)"
 Cells = Mapping[str, str]
 """What a row says of each version of Spark."""
 
@@ -101,6 +106,11 @@ def table(cells: Mapping[str, Cells]) -> str:
     return "\n".join(_lines(("Spark", *SUPPORTED), ((name, *row.values()) for name, row in cells.items())))
 
 
+def with_part(text: str, name: str, new: str) -> str:
+    """Return a text with something else between the two comments that have a name."""
+    return re.sub(_PART.format(name), lambda found: f"{found[1]}{new}\n{found[3]}", text, flags=re.DOTALL)
+
+
 def environments(runs: Sequence[Outcomes]) -> str:
     """Return what the runs had, and how many of their tests passed, as a table in Markdown."""
     found: dict[Environment, list[str]] = {}
@@ -127,10 +137,14 @@ def main(files: Sequence[str]) -> int:
             "The runs tested another code than that of the package: run make test-versions again\n"
         )
         return 1
-    cells = matrix(runs)
+    cells, found = matrix(runs), environments(runs)
     bad = [f"{test}: {r.outcome}" for run in runs for test, r in run.tests.items() if r.outcome != PASSED]
-    sys.stdout.write("".join(f"{line}\n" for line in (table(cells), environments(runs), *bad)))
-    return 1 if bad else 0
+    sys.stdout.write("".join(f"{line}\n" for line in (table(cells), found, *bad)))
+    if bad or not {cell for row in cells.values() for cell in row.values()} <= {YES, NOT_THERE}:
+        return 1
+    page = with_part(PAGE.read_text(encoding="utf-8"), "matrix", table(cells))
+    PAGE.write_text(with_part(page, "environments", found), encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":

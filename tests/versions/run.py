@@ -1,7 +1,7 @@
-"""Runs tests in every environment below `.venv/versions`: `python -m tests.versions.run [again|NAME…]`.
+"""Runs tests in the environments below `.venv/versions`: `python -m tests.versions.run [again|NAME…]`.
 
-With names it only records the outcomes of those; without, it then prints the support matrix.
-`again` runs those that have not passed since the package was changed, and then prints it.
+With names it only records the outcomes of those; without, it then writes the support matrix if all passed.
+`again` runs those that have not passed since the package was changed, and then writes it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from tests.versions.features import HERE, on_each_spark
 
 VERSIONS = Path(sys.prefix) / "versions"
 AGAIN = "again"
-NEWEST = "4.2"
+OWN = "4.2"
 """The Spark of the environment that this module runs in."""
+
+NEWEST = "newest"
+"""The environment with the newest Spark, Python and pandas, and Java of `NEWEST_JAVA`, if that is set."""
 
 RUNS: Mapping[str, tuple[str, ...]] = {
     "4.0": on_each_spark(),
@@ -28,22 +31,38 @@ RUNS: Mapping[str, tuple[str, ...]] = {
     NEWEST: on_each_spark(),
     "carried": (HERE,),
 }
-"""What runs where; `carried` starts processes in the first three."""
+"""What runs where; in this environment all tests run anyway. `carried` starts processes in it, too."""
 
-
-QUIET: Mapping[str, str] = dict.fromkeys(("4.0", "4.1"), "ignore:unclosed:ResourceWarning")
-"""Warnings of Spark itself: pyspark before 4.2 leaves a socket open with each collect()."""
+_SOCKETS = "ignore:unclosed:ResourceWarning"
+QUIET: Mapping[str, str] = {
+    "4.0": _SOCKETS,
+    "4.1": _SOCKETS,
+    NEWEST: "ignore:PySpark does not yet fully support pandas:FutureWarning",
+}
+"""Warnings of Spark itself: before 4.2 it leaves a socket open with each collect(); it advises pandas 2."""
 
 
 def python_of(name: str) -> str:
     """Return the interpreter of an environment."""
-    here = name in (NEWEST, "carried")
+    here = name in (OWN, "carried")
     return sys.executable if here else str(VERSIONS / name / "bin/python")
+
+
+def variables_of(name: str) -> Mapping[str, str]:
+    """Return the variables of the processes of an environment: its Python, and its Java if it has its own."""
+    found = {**os.environ, "PYSPARK_PYTHON": python_of(name)}
+    if name == NEWEST and (java := os.environ.get("NEWEST_JAVA")):
+        found["JAVA_HOME"] = java
+    return found
 
 
 def outcomes_of(name: str) -> Path:
     """Return the file with the outcomes of an environment."""
     return VERSIONS / f"{name}.json"
+
+
+_FETCH = "import spark_abs; spark_abs.spark_session('set-up', 'local[1]').stop()"
+"""Fetches Delta's jars once, not in two processes at a time."""
 
 
 def run(name: str, again: bool = False) -> bool:
@@ -62,11 +81,10 @@ def run(name: str, again: bool = False) -> bool:
         options.append("--keep-outcomes")
     else:
         outcomes_of(name).unlink(missing_ok=True)
-    done = subprocess.run(
-        [python, "-m", "pytest", "-n", "0" if name == "carried" else "2", *options, *RUNS[name]],
-        env={**os.environ, "PYSPARK_PYTHON": python},
-        check=False,
-    )
+    command = [python, "-c", _FETCH]
+    subprocess.run(command, env=variables_of(name), check=True, stderr=subprocess.DEVNULL)
+    command = [python, "-m", "pytest", "-n", "0" if name == "carried" else "2", *options, *RUNS[name]]
+    done = subprocess.run(command, env=variables_of(name), check=False)
     return done.returncode == 0 or (again and done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED)
 
 

@@ -16,7 +16,7 @@ from spark_abs.model import StageId
 from spark_abs.spark.versions import STATE_REWRITER_SINCE
 from tests.job_support import manifests
 from tests.versions.recorder import SPARK
-from tests.versions.run import python_of
+from tests.versions.run import python_of, variables_of
 
 HERE = Path(__file__).parents[2]
 KEYS, ROWS, FILES = 5, 20, 6
@@ -24,11 +24,11 @@ ROW = tuple[int, int, int]
 
 
 def live(base: Path, line: str, life: str, code: int = 0) -> str:
-    python = python_of(line)
+    savepoint = f"{life}-{line}".replace(".", "-")
     done = subprocess.run(
-        [python, "-m", "tests.versions.carried", str(base), life, f"{life}-{line}".replace(".", "-")],
+        [python_of(line), "-m", "tests.versions.carried", str(base), life, savepoint],
         cwd=HERE,
-        env={**os.environ, "PYSPARK_PYTHON": python, "PYTHONPATH": str(HERE)},
+        env={**variables_of(line), "PYTHONPATH": str(HERE)},
         capture_output=True,
         text=True,
         start_new_session=True,
