@@ -116,7 +116,10 @@ def test_it_runs_stops_and_starts_again_in_few_lines(tmp_path: Path) -> None:
     ):
         assert any(said in line for line in ours), first.text
     assert "job attribution: run 1 has ended: stopped" in ours[-1]
-    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ [A-Z]+ spark_abs\.", line) for line in ours)
+    assert all(
+        re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+[+-]\d\d:\d\d [A-Z]+ spark_abs\.", line)
+        for line in ours
+    )
     assert len(first.lines) <= MOST_LINES, first.text
     loud = [line for line in first.lines if re.search(r" (WARN|WARNING|ERROR) |Traceback|Exception", line)]
     assert not [line for line in loud if not SLOW_MACHINE.search(line)], first.text
