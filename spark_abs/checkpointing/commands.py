@@ -20,7 +20,7 @@ from spark_abs.protocol.trigger import Request
 from spark_abs.run_context import RunContext
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
-from spark_abs.store.history import History, command_row, unless_refused
+from spark_abs.store.history import command_row, record_event
 
 Change = Callable[[ControlState], ControlState]
 
@@ -113,9 +113,8 @@ class Commands:
         self._ctx.failpoint(f"command.{command.kind}.answer.before")
         self._control.update(settled)
         self._ctx.failpoint(f"command.{command.kind}.answer.after")
-        with unless_refused():
-            row = command_row(command, answer, now_ms(), self._ctx.attempt, self._ctx.run)
-            History(self._ctx.root).append([row])
+        ctx = self._ctx
+        record_event(ctx.root, command_row(command, answer, now_ms(), ctx.attempt, ctx.run))
         if (waiter := self._own.pop(command.id, None)) is not None:
             waiter.put(answer)
         if command.kind is CommandKind.STOP and answer.ok and not command.drain:

@@ -27,7 +27,7 @@ from spark_abs.protocol.control import (
 from spark_abs.protocol.messages import Answer
 from spark_abs.settings import Settings
 from spark_abs.store.control import Control
-from spark_abs.store.history import History, command_row, unless_refused
+from spark_abs.store.history import command_row, record_event
 from spark_abs.store.root import Root
 
 LOOK_EVERY_S = 0.2
@@ -158,8 +158,7 @@ def resume_sources(
 def carried_out(root: Root, command: Command, said: str, attempt: AttemptId, now_ms: int) -> Command:
     """Record in `history/` a command that was carried out while no run is alive; return its answer."""
     row = command_row(command, Answer(command.id, None, True, said), now_ms, attempt, None)
-    with unless_refused():
-        History(root).append([row])
+    record_event(root, row)
     return replace(command, answered=True, ok=True, message=said)
 
 

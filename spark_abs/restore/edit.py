@@ -49,7 +49,7 @@ from spark_abs.spark.versions import require_state_rewriter
 from spark_abs.state.rows import StateRows
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
-from spark_abs.store.history import History, HistoryEvent, HistoryRow, unless_refused
+from spark_abs.store.history import HistoryEvent, HistoryRow, record_event
 from spark_abs.store.lease import holding_lease, own_lease, renew
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
@@ -479,8 +479,7 @@ class _Editor:
             size_full=None if new is None else new.size_full,
             size_new=None if new is None else new.size_new,
         )
-        with unless_refused():
-            History(self.root).append([row])
+        record_event(self.root, row)
 
 
 def _named(operator: OperatorState, change: StageChange) -> OperatorState:

@@ -37,7 +37,7 @@ from spark_abs.stages.native import NativeLog, plan_batch
 from spark_abs.stages.outputs import output_logs
 from spark_abs.store.clock import now_ms
 from spark_abs.store.control import Control
-from spark_abs.store.history import History, HistoryEvent, HistoryRow, unless_refused
+from spark_abs.store.history import HistoryEvent, HistoryRow, record_event
 from spark_abs.store.lease import Heartbeat
 
 log = logging.getLogger(__name__)
@@ -286,5 +286,4 @@ def repeat_batches(
         detail=said,
         duration_ms=took,
     )
-    with unless_refused():
-        History(ctx.root).append([row])
+    record_event(ctx.root, row)

@@ -18,7 +18,7 @@ from spark_abs.run_context import RunContext
 from spark_abs.spark.causes import cause_of, is_slow_start, one_line
 from spark_abs.store.clock import now_ms, steady_ms
 from spark_abs.store.control import Control
-from spark_abs.store.history import History, HistoryEvent, HistoryRow, unless_refused
+from spark_abs.store.history import HistoryEvent, HistoryRow, record_event
 
 log = logging.getLogger(__name__)
 
@@ -177,8 +177,7 @@ class Recovery:
             batch=end.batch,
             restarts=due.decision.number,
         )
-        with unless_refused():
-            History(self._ctx.root).append([row])
+        record_event(self._ctx.root, row)
 
 
 def _without_progress(due: _Due) -> str:

@@ -186,6 +186,12 @@ def unless_refused() -> Iterator[None]:
         log.warning("history/ could not be written: %s", error)
 
 
+def record_event(root: Root, row: HistoryRow) -> None:
+    """Append an event that has happened, unless the store refuses it."""
+    with unless_refused():
+        History(root).append([row])
+
+
 class History:
     """A handle on `history/`. Not thread-safe."""
 

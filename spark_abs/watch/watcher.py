@@ -41,7 +41,7 @@ from spark_abs.snapshots.tidy import retire, trim_tables
 from spark_abs.store.clock import now_ms, steady_ms
 from spark_abs.store.control import Control
 from spark_abs.store.failpoint import Failpoint, no_failpoint
-from spark_abs.store.history import History, HistoryEvent, HistoryRow, unless_refused
+from spark_abs.store.history import HistoryEvent, HistoryRow, record_event
 from spark_abs.store.lease import holding_lease, own_lease, renew
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
@@ -255,20 +255,19 @@ class Watcher:
             self._control.update(lambda state: ledger.settle(state, (gone,)))
 
     def _record(self, event: HistoryEvent, barrier: Barrier, manifest: Manifest) -> None:
-        with unless_refused():
-            row = HistoryRow(
-                now_ms(),
-                event,
-                manifest.attempt,
-                manifest.run,
-                barrier.id,
-                kind=barrier.kind,
-                duration_ms=manifest.completed_ms - manifest.triggered_ms,
-                size_full=manifest.size_full,
-                size_new=manifest.size_new,
-                stages=len(manifest.stages),
-            )
-            History(self._root).append([row])
+        row = HistoryRow(
+            now_ms(),
+            event,
+            manifest.attempt,
+            manifest.run,
+            barrier.id,
+            kind=barrier.kind,
+            duration_ms=manifest.completed_ms - manifest.triggered_ms,
+            size_full=manifest.size_full,
+            size_new=manifest.size_new,
+            stages=len(manifest.stages),
+        )
+        record_event(self._root, row)
 
     def _tidy(self) -> None:
         """Remove older cuts by the words, then the bytes that only they named."""
