@@ -56,7 +56,7 @@ def retired(
     """
     periodic = sorted((c for c in completed if not c.kind.owned_by_user), key=lambda c: c.id)
     path = {c.id: c.acked_ms for c in periodic if on_path(c)}
-    since = _newest_since(path, keep)
+    since = newest_since(periodic, keep, on_path)
     abandoned = {c.id: c.acked_ms for c in periodic if c.id not in path}
     of_path = keep.chosen(path, now_ms) | keep.stood(path, now_ms)
     stay = of_path | keep.chosen(abandoned, now_ms) | set(needed)
@@ -68,10 +68,7 @@ def newest_since(completed: Iterable[C], keep: Keep, on_path: Callable[[C], bool
 
     From it on every checkpoint stays. Of older ones only their cuts stay.
     """
-    return _newest_since([c.id for c in completed if not c.kind.owned_by_user and on_path(c)], keep)
-
-
-def _newest_since(path: Collection[CheckpointId], keep: Keep) -> CheckpointId:
+    path = (c.id for c in completed if not c.kind.owned_by_user and on_path(c))
     newest = sorted(path, reverse=True)[: keep.newest]
     return newest[-1] if len(newest) == keep.newest else CheckpointId(0)
 
