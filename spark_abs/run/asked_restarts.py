@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from spark_abs.checkpointing.coordination import Coordination
 from spark_abs.errors import UsageError
@@ -18,12 +17,6 @@ from spark_abs.spark.causes import cause_of
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    stage: RunningStage
-    request: str
-
-
 class AskedRestarts:
     """Takes requests from the coordinator's thread; the thread that watches the run carries them out."""
 
@@ -32,7 +25,8 @@ class AskedRestarts:
         self._stages = stages
         self._refuse = refuse
         self._lock = threading.Lock()
-        self._open: dict[StageId, _Asked] = {}
+        self._open: dict[StageId, str] = {}
+        """The request of each stage that is still to be restarted."""
 
     @property
     def pending(self) -> bool:
@@ -46,14 +40,13 @@ class AskedRestarts:
         Raises:
             UsageError: the job has no such stage, it is being restarted already, or the run restarts none.
         """
-        running = self._stages.get(stage)
-        if running is None:
+        if stage not in self._stages:
             raise UsageError(f"no stage {stage!r}: the job has {', '.join(self._stages)}")
         self._refuse()
         with self._lock:
             if stage in self._open:
                 raise UsageError(f"stage {stage!r} is being restarted already")
-            self._open[stage] = _Asked(running, request)
+            self._open[stage] = request
 
     def look(self, recovery: Recovery, coordination: Coordination) -> None:
         """Restart the stages that were asked for and have finished their batch; does not wait for one.
@@ -64,33 +57,31 @@ class AskedRestarts:
             StageFailed: a stage cannot be started, and no further attempt is allowed.
         """
         with self._lock:
-            asked = tuple(self._open.values())
-        for one in asked:
-            stage = one.stage
+            asked = tuple(self._stages[name] for name in self._open)
+        for stage in asked:
             if recovery.waits(stage.name):
                 said = "" if recovery.start_now(stage.name) else "it failed again at its start"
-                self._answer(one, coordination, said)
+                self._answer(stage.name, coordination, said)
                 continue
             stage.runner.batch_lock.refuse()
             if stage.is_quiet:
-                self._restart(one, recovery, coordination)
+                self._restart(stage, recovery, coordination)
 
-    def _restart(self, one: _Asked, recovery: Recovery, coordination: Coordination) -> None:
-        stage, newest = one.stage, one.stage.runner.native.newest_planned()
+    def _restart(self, stage: RunningStage, recovery: Recovery, coordination: Coordination) -> None:
+        newest = stage.runner.native.newest_planned()
         log.info("stage %s is restarted, as was asked", stage.name)
         try:
             if stage.query is not None:
                 stage.query.stop()
             stage.restart(coordination)
         except Exception as error:  # noqa: BLE001 - whatever it is, the policy decides about it
-            self._answer(one, coordination, cause_of(error))
+            self._answer(stage.name, coordination, cause_of(error))
             recovery.take(StageEnd(stage.name, newest, error))
         else:
-            self._answer(one, coordination, "")
+            self._answer(stage.name, coordination, "")
 
-    def _answer(self, one: _Asked, coordination: Coordination, failed: str) -> None:
-        name = one.stage.name
+    def _answer(self, stage: StageId, coordination: Coordination, failed: str) -> None:
         said = f"could not be started: {failed}" if failed else "runs again"
         with self._lock:
-            del self._open[name]
-        coordination.answer(Answer(one.request, None, not failed, f"stage {name!r} {said}"))
+            request = self._open.pop(stage)
+        coordination.answer(Answer(request, None, not failed, f"stage {stage!r} {said}"))
