@@ -140,8 +140,7 @@ def resume_sources(
     control = Control.open(root)
     before = control.state
     command = new_command(CommandKind.RESUME, now_ms(), stages=stages)
-    begun = before.run is not None and before.run.ended is None
-    if begun and live_run(root, now_ms(), lease_timeout_ms()) is not None:
+    if is_alive(root, before, now_ms()):
         return ask_run(root, command, now_ms, pause, PATIENCE_S)
     resumed = paused_of(before, command.stages)
 
@@ -218,6 +217,12 @@ def ended(root: Root, control: Control, run: int, now_ms: int) -> bool:
     return live_run(root, now_ms, lease_timeout_ms()) is None
 
 
+def is_alive(root: Root, state: ControlState, now_ms: int) -> bool:
+    """Say whether the newest run has recorded no end, and a lease holds."""
+    begun = state.run is not None and state.run.ended is None
+    return begun and live_run(root, now_ms, lease_timeout_ms()) is not None
+
+
 def how_ended(state: ControlState, run: int) -> str:
     """Return how a run ended, as the rest of a sentence that begins with `run N`."""
     how = next((r.ended for r in state.runs if r.id == run), None)
@@ -225,8 +230,7 @@ def how_ended(state: ControlState, run: int) -> str:
 
 
 def _require_alive(root: Root, state: ControlState, now_ms: int, kind: CommandKind) -> int:
-    live = live_run(root, now_ms, lease_timeout_ms())
-    if live is None or state.run is None or state.run.ended is not None:
+    if state.run is None or not is_alive(root, state, now_ms):
         last = ": it was never started"
         if state.run is not None:
             last = f": run {state.run.id} {how_ended(state, state.run.id)}"

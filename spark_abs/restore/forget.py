@@ -8,8 +8,7 @@ from spark_abs.errors import AttemptNotReady, Refused, UsageError
 from spark_abs.manifest import Manifest
 from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import StageId
-from spark_abs.observe.client import ask_run, carried_out, new_command
-from spark_abs.observe.status import lease_timeout_ms, live_run
+from spark_abs.observe.client import ask_run, carried_out, is_alive, new_command
 from spark_abs.protocol.control import WRAPPED_JOB, Command, CommandKind, ControlState, forgotten
 from spark_abs.protocol.control import forget as record
 from spark_abs.store.control import Control
@@ -35,8 +34,7 @@ def forget_query(
     state = control.state
     name = _known(state, Checkpoints.open(root, state.job).newest_on(state.attempt), stage)
     command = new_command(CommandKind.FORGET, clock_ms(), name)
-    begun = state.run is not None and state.run.ended is None
-    if begun and live_run(root, clock_ms(), lease_timeout_ms()) is not None:
+    if is_alive(root, state, clock_ms()):
         return ask_run(root, command, clock_ms, pause)
 
     def change(newer: ControlState) -> ControlState:
