@@ -335,12 +335,12 @@ class JobRoot:
         """
         check_savepoint_name(name)
         command = new_command(CommandKind.SAVEPOINT, self.clock_ms(), name)
-        return _id_of(ask_run(self.root, command, self.clock_ms, self.sleep, timeout).checkpoint)
+        return _id_of(self._ask(command, timeout).checkpoint)
 
     def checkpoint(self, timeout: float | None = None) -> CheckpointId:
         """Take a checkpoint of the running job now and return its id when it is complete; as `savepoint`."""
         command = new_command(CommandKind.CHECKPOINT, self.clock_ms())
-        return _id_of(ask_run(self.root, command, self.clock_ms, self.sleep, timeout).checkpoint)
+        return _id_of(self._ask(command, timeout).checkpoint)
 
     def cancel(self, checkpoint: str | int) -> str:
         """Abort an open checkpoint of the running job and return what happened.
@@ -351,7 +351,7 @@ class JobRoot:
         Raises:
             Refused: no run is alive, the checkpoint is not open, or it was completed first.
         """
-        return self._ask(new_command(CommandKind.CANCEL, self.clock_ms(), str(checkpoint)))
+        return self._ask(new_command(CommandKind.CANCEL, self.clock_ms(), str(checkpoint))).message
 
     def pause(self, *stages: str) -> str:
         """Let sources of the running job begin no further batch, and return what happened.
@@ -364,7 +364,7 @@ class JobRoot:
         Raises:
             Refused: no run is alive, or a source cannot be paused.
         """
-        return self._ask(new_command(CommandKind.PAUSE, self.clock_ms(), stages=stages))
+        return self._ask(new_command(CommandKind.PAUSE, self.clock_ms(), stages=stages)).message
 
     def resume(self, *stages: str) -> str:
         """Let paused sources read again, also while no run is alive, and return what happened.
@@ -392,7 +392,7 @@ class JobRoot:
                 time: the stage may still be restarted.
         """
         command = new_command(CommandKind.RESTART, self.clock_ms(), stages=[stage])
-        return ask_run(self.root, command, self.clock_ms, self.sleep, timeout).message
+        return self._ask(command, timeout).message
 
     def stop(self, savepoint: str | None = None, drain: bool = False) -> CheckpointId | None:
         """Stop the running job gracefully, wait until it has ended, and return the savepoint's id, if any.
@@ -450,8 +450,8 @@ class JobRoot:
 
         return dispose_savepoint(self.root, savepoint, self.clock_ms).id
 
-    def _ask(self, command: Command) -> str:
-        return ask_run(self.root, command, self.clock_ms, self.sleep, PATIENCE_S).message
+    def _ask(self, command: Command, timeout: float | None = PATIENCE_S) -> Command:
+        return ask_run(self.root, command, self.clock_ms, self.sleep, timeout)
 
     def _session(self) -> SparkSession:
         session = self.spark if self.spark is not None else _active_session()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from spark_abs.cli.output import plain_result
-from spark_abs.cli.root_command import Context, milliseconds, root_command
+from spark_abs.cli.root_command import Context, root_command, to_milliseconds
 from spark_abs.errors import UsageError
 from spark_abs.manifests.find import check_savepoint_name
 from spark_abs.observe.client import PATIENCE_S, ask_run, new_command, resume_sources, set_live, stop_run
@@ -13,7 +13,10 @@ from spark_abs.protocol.control import Command, CommandKind
 from spark_abs.store.root import Root
 
 timeout_option = click.option(
-    "--timeout", metavar="DURATION", help="How long to wait, e.g. 5m; by default until the job ends."
+    "--timeout",
+    metavar="DURATION",
+    callback=to_milliseconds,
+    help="How long to wait, e.g. 5m; by default until the job ends.",
 )
 stages_argument = click.argument("stages", metavar="[STAGE]...", nargs=-1)
 
@@ -22,37 +25,29 @@ stages_argument = click.argument("stages", metavar="[STAGE]...", nargs=-1)
 @root_command
 @click.argument("name")
 @timeout_option
-def savepoint(ctx: Context, root: Root, name: str, timeout: str | None) -> None:
+def savepoint(ctx: Context, root: Root, name: str, timeout: int | None) -> None:
     """Take a savepoint of the running job, and wait until it is complete.
 
     Exit code 4: the timeout has passed, and the savepoint may still complete.
     """
     check_savepoint_name(name)
-    patience_s = None if timeout is None else _seconds(timeout)
     with ctx.out.waiting(f"waiting for savepoint {name!r}"):
-        command = new_command(CommandKind.SAVEPOINT, ctx.now_ms(), name)
-        answer = ask_run(root, command, ctx.now_ms, ctx.pause, patience_s)
+        answer = _asked(ctx, root, new_command(CommandKind.SAVEPOINT, ctx.now_ms(), name), timeout)
     said = f"savepoint {name!r} is checkpoint {answer.checkpoint}{answer.message.removeprefix('completed')}"
     ctx.out.result(answer, lambda out: out.line(said))
-
-
-def _seconds(timeout: str) -> float:
-    return milliseconds(timeout, f"--timeout {timeout!r}") / 1000
 
 
 @click.command
 @root_command
 @timeout_option
-def checkpoint(ctx: Context, root: Root, timeout: str | None) -> None:
+def checkpoint(ctx: Context, root: Root, timeout: int | None) -> None:
     """Take a checkpoint of the running job now, and wait until it is complete.
 
     It waits while as many checkpoints are open as the job allows. Exit code 4: the timeout has passed, and
     the checkpoint may still complete.
     """
-    patience_s = None if timeout is None else _seconds(timeout)
     with ctx.out.waiting("waiting for the checkpoint"):
-        command = new_command(CommandKind.CHECKPOINT, ctx.now_ms())
-        answer = ask_run(root, command, ctx.now_ms, ctx.pause, patience_s)
+        answer = _asked(ctx, root, new_command(CommandKind.CHECKPOINT, ctx.now_ms()), timeout)
     said = f"checkpoint {answer.checkpoint} is complete{answer.message.removeprefix('completed')}"
     ctx.out.result(answer, lambda out: out.line(said))
 
@@ -67,7 +62,7 @@ def cancel(ctx: Context, root: Root, which: str) -> None:
     not count as failed. Outcomes come in the order of ids: cancel the oldest open checkpoint first.
     """
     with ctx.out.waiting(f"waiting for the end of checkpoint {which}"):
-        answer = _asked(ctx, root, new_command(CommandKind.CANCEL, ctx.now_ms(), which))
+        answer = _asked(ctx, root, new_command(CommandKind.CANCEL, ctx.now_ms(), which), _AT_ONCE)
     ctx.out.result(answer, lambda out: out.line(answer.message))
 
 
@@ -81,7 +76,7 @@ def pause(ctx: Context, root: Root, stages: tuple[str, ...]) -> None:
     over restarts and restores, too: `status`, `health` and `doctor` name it.
     """
     with ctx.out.waiting("waiting for the job to pause its sources"):
-        answer = _asked(ctx, root, new_command(CommandKind.PAUSE, ctx.now_ms(), stages=stages))
+        answer = _asked(ctx, root, new_command(CommandKind.PAUSE, ctx.now_ms(), stages=stages), _AT_ONCE)
     ctx.out.result(answer, lambda out: out.line(answer.message))
 
 
@@ -99,22 +94,25 @@ def resume(ctx: Context, root: Root, stages: tuple[str, ...]) -> None:
 @root_command
 @click.argument("stage")
 @timeout_option
-def restart(ctx: Context, root: Root, stage: str, timeout: str | None) -> None:
+def restart(ctx: Context, root: Root, stage: str, timeout: int | None) -> None:
     """Start a stage of the running job again when its batch has ended; the others run on.
 
     A stage that has failed and waits for its restart is started at once. A source gets the columns that its
     table has now, where a restart can take them.
     """
-    patience_s = None if timeout is None else _seconds(timeout)
     with ctx.out.waiting(f"waiting for the batch of stage {stage!r} to end"):
-        command = new_command(CommandKind.RESTART, ctx.now_ms(), stages=[stage])
-        answer = ask_run(root, command, ctx.now_ms, ctx.pause, patience_s)
+        answer = _asked(ctx, root, new_command(CommandKind.RESTART, ctx.now_ms(), stages=[stage]), timeout)
     ctx.out.result(answer, lambda out: out.line(answer.message))
 
 
-def _asked(ctx: Context, root: Root, command: Command) -> Command:
-    """Ask for what a run answers at once."""
-    return ask_run(root, command, ctx.now_ms, ctx.pause, PATIENCE_S)
+def _asked(ctx: Context, root: Root, command: Command, timeout_ms: int | None) -> Command:
+    """Ask the run, and return its answer; None: wait until the run ends."""
+    patience_s = None if timeout_ms is None else timeout_ms / 1000
+    return ask_run(root, command, ctx.now_ms, ctx.pause, patience_s)
+
+
+_AT_ONCE = int(PATIENCE_S * 1000)
+"""How long to wait for what a run answers at once."""
 
 
 @click.command("set")
