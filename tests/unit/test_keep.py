@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,21 +63,38 @@ def test_the_newest_of_each_step_stays() -> None:
 TIMES = st.lists(st.integers(0, 12 * HOUR // 60_000).map(lambda m: m * 60_000), max_size=60)
 
 
-@given(st.sampled_from(WORDS), TIMES, st.lists(st.integers(0, 5 * DAY), max_size=5))
-def test_removing_often_leaves_the_same_as_removing_once(
-    words: str, steps: list[int], idle: list[int]
-) -> None:
-    """Whatever was removed before, and however long nobody looked."""
-    keep, now = keep_words(words), 50 * DAY
+def removals(
+    steps: list[int], idle: list[int], stays: Callable[[dict[int, int], int], set[int]]
+) -> Iterator[tuple[dict[int, int], dict[int, int], int]]:
+    """Make a thing after each step, then let time pass; at each moment yield what there was and what is left.
+
+    Then what does not stay is removed.
+    """
+    now = 50 * DAY
     made: dict[int, int] = {}
     left: dict[int, int] = {}
     for number, step in enumerate([*steps, *idle]):
         now += step
         if number < len(steps):
             made[number] = left[number] = now
-        stay = keep.chosen(left, now)
-        assert stay == keep.chosen(made, now), "decided on what is left, and on all there ever was"
+        yield dict(made), dict(left), now
+        stay = stays(left, now)
         left = {thing: at for thing, at in left.items() if thing in stay}
+
+
+IDLE = st.lists(st.integers(0, 5 * DAY), max_size=5)
+
+
+@given(st.sampled_from(WORDS), TIMES, IDLE)
+def test_removing_often_leaves_the_same_as_removing_once(
+    words: str, steps: list[int], idle: list[int]
+) -> None:
+    """Whatever was removed before, and however long nobody looked."""
+    keep = keep_words(words)
+    for made, left, now in removals(steps, idle, keep.chosen):
+        assert keep.chosen(left, now) == keep.chosen(made, now), (
+            "decided on what is left, and on all there ever was"
+        )
 
 
 @given(st.sampled_from(WORDS), TIMES, st.integers(0, 5 * DAY))
@@ -108,20 +127,17 @@ def test_the_newest_of_a_time_without_any_stays_as_long_as_a_way_back_there_may_
     assert keep_words("5h:all").stood({1: idle, 2: now}, now) == {1}
 
 
-@given(st.sampled_from(WORDS), TIMES, st.lists(st.integers(0, 5 * DAY), max_size=5))
+@given(st.sampled_from(WORDS), TIMES, IDLE)
 def test_what_stood_for_long_is_the_same_whatever_was_removed_before(
     words: str, steps: list[int], idle: list[int]
 ) -> None:
-    keep, now = keep_words(words), 50 * DAY
-    made: dict[int, int] = {}
-    left: dict[int, int] = {}
-    for number, step in enumerate([*steps, *idle]):
-        now += step
-        if number < len(steps):
-            made[number] = left[number] = now
-        stay = keep.chosen(left, now) | keep.stood(left, now) | {max(left, default=0)}
-        assert stay == keep.chosen(made, now) | keep.stood(made, now) | {max(left, default=0)}
-        left = {thing: at for thing, at in left.items() if thing in stay}
+    keep = keep_words(words)
+
+    def stay(things: dict[int, int], now: int) -> set[int]:
+        return keep.chosen(things, now) | keep.stood(things, now) | {max(things, default=0)}
+
+    for made, left, now in removals(steps, idle, stay):
+        assert stay(left, now) == keep.chosen(made, now) | keep.stood(made, now) | {max(left, default=0)}
 
 
 @given(st.sampled_from(WORDS), TIMES)
