@@ -105,19 +105,23 @@ class Output:
 TIMES = frozenset(
     f"{name}_ms"
     for name in (
-        *(
-            "acked",
-            "asked",
-            "at",
-            "began",
-            "completed",
-            "ended",
-            "first",
-            "last_completed",
-            "moment",
-            "moved",
-        ),
-        *("oldest", "since", "started", "timestamp", "triggered", "watermark", "watermark_since"),
+        "acked",
+        "asked",
+        "at",
+        "began",
+        "completed",
+        "ended",
+        "first",
+        "last_completed",
+        "moment",
+        "moved",
+        "oldest",
+        "since",
+        "started",
+        "timestamp",
+        "triggered",
+        "watermark",
+        "watermark_since",
     )
 )
 """Fields of results that are times; others with this end are lengths of time."""
