@@ -48,10 +48,12 @@ class Paced:
 
     def __init__(self, point: str) -> None:
         self.point, self.steps, self.seen = point, threading.Semaphore(0), set[str]()
+        self.arrivals = 0
 
     def __call__(self, at: str) -> None:
         self.seen.add(at)
         if at == self.point:
+            self.arrivals += 1
             assert self.steps.acquire(timeout=180), f"held at {at}"
 
 
@@ -237,6 +239,7 @@ def test_behind_a_slow_stage_aligned_checkpoints_expire_and_unaligned_ones_compl
         others = {f"ack.{stage}.after" for stage in ("clicks", "orders", "alone")}
         eventually(run, lambda: others <= pace.seen, "all stages but the slow one")
         pace.steps.release()
+        eventually(run, lambda: pace.arrivals == 2, "the slow stage in its next batch")
         run.set(timeout="1ms")
         with pytest.raises(Refused, match="aborted: expired, after 1 ms without both"):
             asked.result()
