@@ -106,6 +106,8 @@ def _decoder(kind: Any) -> Decoder:
         return _dataclass_decoder(kind)
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
+        if len(args) == 2 and args[1] is str:
+            return partial(_decode_open_enum, args[0])
         (inner,) = [arg for arg in args if arg is not type(None)]
         some = _decoder(inner)
         return some if len(args) == 1 else lambda plain: None if plain is None else some(plain)
@@ -147,6 +149,13 @@ def _decode_enum(kind: type[Enum], plain: Any) -> Any:
         return kind(plain)
     except ValueError:
         raise _Misfit(f"{plain!r} is not one of {[m.value for m in kind]}") from None
+
+
+def _decode_open_enum(kind: type[Enum], plain: Any) -> Any:
+    """Decode `Kind | str`: the name of a kind that only a later version knows stays a text."""
+    if type(plain) is not str:
+        raise _mistyped(kind, plain)
+    return kind(plain) if plain in {member.value for member in kind} else plain
 
 
 def _decode_scalar(kind: Any, plain: Any) -> Any:

@@ -132,6 +132,11 @@ class Commands:
 
     def _carry_out(self, command: Command) -> str | None:
         """Return what was done, None if the answer comes later."""
+        if not isinstance(command.kind, CommandKind):
+            raise UsageError(
+                f"this run has a version of spark_abs that does not know the command {command.kind!r}: "
+                "start the job again with the version that sent it"
+            )
         match command.kind:
             case CommandKind.SET:
                 return self._change(command.settings)

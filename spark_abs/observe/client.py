@@ -229,7 +229,7 @@ def how_ended(state: ControlState, run: int) -> str:
     return "died" if how is None else f"ended ({how})"
 
 
-def _require_alive(root: Root, state: ControlState, now_ms: int, kind: CommandKind) -> int:
+def _require_alive(root: Root, state: ControlState, now_ms: int, kind: CommandKind | str) -> int:
     if state.run is None or not is_alive(root, state, now_ms):
         last = ": it was never started"
         if state.run is not None:

@@ -54,7 +54,8 @@ class Run:
     started_ms: int
     ended: str | None = None
     """How the run ended (`stopped`, `finished`, `failed: …`); None while it runs or if it was killed."""
-    kind: RunKind = RunKind.JOB
+    kind: RunKind | str = RunKind.JOB
+    """What took the number; a text if only a later version knows the kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,8 @@ class Aborted:
     """A checkpoint id that will never complete."""
 
     id: CheckpointId
-    reason: AbortReason
+    reason: AbortReason | str
+    """A text if only a later version knows the reason."""
     detail: str = ""
 
 
@@ -102,7 +104,8 @@ class Command:
     """A request that reaches a running job through `control/`, and its answer."""
 
     id: str
-    kind: CommandKind
+    kind: CommandKind | str
+    """What is asked; a text if only a later version knows the kind, and the run refuses it."""
     name: str | None
     asked_ms: int
     drain: bool = False
@@ -202,6 +205,16 @@ class Paused:
 
 
 @dataclass(frozen=True, slots=True)
+class LaterRecord:
+    """A row of a kind that only a later version knows: it is written back as it was read."""
+
+    kind: str
+    id: str
+    v: int
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
 class ControlState:
     """The whole state of `control/`."""
 
@@ -218,6 +231,7 @@ class ControlState:
     forgotten: tuple[Forgotten, ...] = ()
     outside: tuple[OutsideSink, ...] = ()
     paused: tuple[Paused, ...] = ()
+    later: tuple[LaterRecord, ...] = ()
 
     @property
     def attempt(self) -> Attempt:

@@ -151,7 +151,7 @@ def _runs(state: ControlState, alive: LiveRun | None) -> tuple[RunLine, ...]:
         RunLine(
             run.id,
             run.attempt,
-            run.kind.value,
+            str(run.kind),
             place=f"{run.host}:{run.pid}",
             started_ms=run.started_ms,
             ended=redacted(run.ended)

@@ -229,7 +229,7 @@ def _settled(lines: Iterable[CheckpointLine], state: ControlState) -> Iterator[C
             yield replace(
                 line,
                 outcome=Outcome.ABORTED,
-                reason=aborted.reason.value if aborted else "run-ended",
+                reason=str(aborted.reason) if aborted else "run-ended",
                 detail=redacted(aborted.detail) if aborted else line.detail,
             )
         elif line.outcome is Outcome.COMPLETED and line.attempt is not None:

@@ -473,7 +473,7 @@ class _Editor:
             checkpoint=barrier.id,
             kind=barrier.kind.value,
             name=barrier.name,
-            reason=None if reason is None else reason.reason.value,
+            reason=None if reason is None else str(reason.reason),
             detail=f"an edit of checkpoint {origin.id}" if reason is None else reason.detail,
             duration_ms=None if new is None else new.completed_ms - new.triggered_ms,
             size_full=None if new is None else new.size_full,

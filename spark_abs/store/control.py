@@ -12,6 +12,7 @@ import json
 import logging
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from spark_abs.protocol.control import (
     Command,
     ControlState,
     Forgotten,
+    LaterRecord,
     OutsideSink,
     Paused,
     Run,
@@ -250,12 +252,15 @@ def _encode(state: ControlState) -> Iterator[dict[str, object]]:
         for item in items:
             key = item.barrier.id if isinstance(item, Claim) else item.id
             yield {"kind": kind, "id": str(key), "v": FORMAT, "body": to_json(item)}
+    for record in state.later:
+        yield asdict(record)
 
 
 def _decode(rows: list[dict[str, Any]], root: str) -> ControlState | None:
     if not rows:
         return None
     found: dict[str, list[Any]] = {kind: [] for kind in _KINDS}
+    later: list[LaterRecord] = []
     job, last = None, 0
     for row in rows:
         require_format(row["v"], FORMAT, "control/")
@@ -264,6 +269,8 @@ def _decode(rows: list[dict[str, Any]], root: str) -> ControlState | None:
             job, last = str(head["job"]), int(head["last_claimed"])
         elif row["kind"] in found:
             found[row["kind"]].append(from_json(_KINDS[row["kind"]], row["body"]))
+        else:
+            later.append(LaterRecord(**{name: row[name] for name in SCHEMA.names}))
     if job is None:
         raise DamageError("control/ does not say which job it belongs to")
     return ControlState(
@@ -279,4 +286,5 @@ def _decode(rows: list[dict[str, Any]], root: str) -> ControlState | None:
         forgotten=tuple(found["forgotten"]),
         outside=tuple(found["outside"]),
         paused=tuple(found["paused"]),
+        later=tuple(later),
     )

@@ -152,7 +152,7 @@ def command_row(
         attempt,
         run,
         answer.id,
-        kind=command.kind.value,
+        kind=str(command.kind),
         name=command.name,
         stage=StageId(", ".join(command.stages)) or None,
         reason="done" if answer.ok else "refused",

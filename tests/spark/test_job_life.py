@@ -101,7 +101,7 @@ class Line:
     def claimed(self) -> bool:
         return bool(Control.open(Root(self.root)).state.claims)
 
-    def aborted(self) -> dict[int, AbortReason]:
+    def aborted(self) -> dict[int, AbortReason | str]:
         return {int(a.id): a.reason for a in Control.open(Root(self.root)).state.aborted}
 
 

@@ -91,7 +91,7 @@ class Pair:
     def claimed(self) -> int:
         return int(Control.open(Root(self.root)).state.last_claimed)
 
-    def aborted(self) -> dict[int, AbortReason]:
+    def aborted(self) -> dict[int, AbortReason | str]:
         return {int(a.id): a.reason for a in Control.open(Root(self.root)).state.aborted}
 
 

@@ -141,6 +141,18 @@ def test_a_run_that_was_replaced_pauses_nothing(running: Running) -> None:
     assert (command.ok, "repeat the request" in command.message) == (False, True)
 
 
+def test_a_command_of_a_later_version_is_refused_and_the_run_goes_on(running: Running) -> None:
+    command = Command("one", "explode", None, 0, by="ann@desk")
+    said = (
+        "this run has a version of spark_abs that does not know the command 'explode': start the job again "
+        "with the version that sent it"
+    )
+    assert running.answered(command) == (False, said)
+    assert running.control.state.commands[0].kind == "explode"
+    assert running.history() == [("explode", "refused", said, "ann@desk")]
+    assert running.answered(by(CommandKind.PAUSE, CLICKS)) == (True, "paused: clicks")
+
+
 def test_a_checkpoint_and_a_cancel_are_answered_by_the_outcome(running: Running) -> None:
     running.send(by(CommandKind.CHECKPOINT))
     running.send(by(CommandKind.CANCEL, name="12"))

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from spark_abs.channels.entries import EntryMetadata, encode_note
-from spark_abs.codec import from_json, to_plain
-from spark_abs.errors import AbortReason, DamageError
+from spark_abs.codec import from_json, to_json, to_plain
+from spark_abs.errors import AbortReason, DamageError, Fenced
 from spark_abs.manifest import (
     Location,
     Manifest,
@@ -45,6 +46,7 @@ from spark_abs.model import (
     LookupVersion,
     Position,
     RunId,
+    RunKind,
     SinkWriter,
     StageId,
     Version,
@@ -56,7 +58,18 @@ from spark_abs.model import (
 )
 from spark_abs.protocol.attempt import Attempt, Rebuilt, StartedFunctions
 from spark_abs.protocol.change_data import ChangeOptions
-from spark_abs.protocol.control import Aborted, Claim, Command, CommandKind, OutsideSink, Paused, Run
+from spark_abs.protocol.control import (
+    Aborted,
+    Claim,
+    Command,
+    CommandKind,
+    LaterRecord,
+    OutsideSink,
+    Paused,
+    Run,
+    answer,
+    require_current,
+)
 from spark_abs.protocol.evaluation import Staged
 from spark_abs.protocol.outside import Mark
 from spark_abs.sinks.delta.commit_metadata import (
@@ -86,9 +99,11 @@ from spark_abs.store.activity import (
     StageActivity,
 )
 from spark_abs.store.control import SCHEMA as CONTROL
+from spark_abs.store.control import Control
 from spark_abs.store.history import SCHEMA as HISTORY
 from spark_abs.store.history import HistoryEvent
 from spark_abs.store.lease import Lease
+from spark_abs.store.root import Root
 
 FORMATS = Path(__file__).parent / "formats"
 ADR = Path(__file__).parents[2] / "spark_abs" / "adr" / "002-stored-formats.md"
@@ -202,6 +217,33 @@ def test_an_attempt_from_before_roots_had_an_identity_goes_on_under_its_ids() ->
 def test_an_attempt_that_does_not_say_where_its_native_checkpoints_are_has_them_below_the_root() -> None:
     old = '{"id":1,"parent":null,"checkpoint":null,"plan":"","ready":true,"created_ms":5}'
     assert from_json(Attempt, old) == Attempt(AttemptId(1), None, None, "", True, 5, "native")
+
+
+def test_records_of_a_later_version_in_control_are_read_and_written_back(tmp_path: Path) -> None:
+    """A driver reads `control/` while a newer command, restore or run writes to it."""
+    root = Root(str(tmp_path))
+    Control.create(root, "job", 0)
+    rows = [
+        ("command", "one", '{"id":"one","kind":"explode","name":null,"asked_ms":5,"colour":"red"}'),
+        ("run", "2", '{"id":2,"attempt":1,"host":"here","pid":1,"started_ms":5,"ended":null,"kind":"dream"}'),
+        ("aborted", "3", '{"id":3,"reason":"bored","detail":""}'),
+        ("whim", "w", '{"sort":"odd"}'),
+    ]
+    later = pa.Table.from_pylist(
+        [{"kind": kind, "id": key, "v": 1, "body": body} for kind, key, body in rows], schema=CONTROL
+    )
+    write_deltalake(str(tmp_path / "control"), later, mode="append")
+    control = Control.open(root)
+    with pytest.raises(Fenced, match="replaced by run 2"):
+        require_current(control.state, RunId(1))
+    control.update(lambda state: answer(state, "one", False, None, "what is that?"))
+    state = Control.open(root).state
+    assert (state.commands[0].kind, state.commands[0].message) == ("explode", "what is that?")
+    assert (state.runs[0].kind, state.aborted[0].reason) == ("dream", "bored")
+    assert state.later == (LaterRecord("whim", "w", 1, '{"sort":"odd"}'),)
+    assert isinstance(from_json(Run, to_json(Run(RunId(1), AttemptId(1), "here", 1, 5))).kind, RunKind)
+    with pytest.raises(DamageError, match=r"Command\.kind: expected .*CommandKind.*, found int"):
+        from_json(Command, '{"id":"one","kind":7,"name":null,"asked_ms":5}')
 
 
 def test_a_sink_commit_from_before_it_told_what_batches_read() -> None:
