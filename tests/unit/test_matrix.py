@@ -85,6 +85,16 @@ def test_a_test_may_say_that_it_ran_on_several_versions_and_each_entry_needs_one
     assert cells(moves, replace(run, tests=tests)) == (NOT_TESTED, YES, YES)
 
 
+def test_the_short_table_has_the_worst_of_each_version() -> None:
+    yes = dict.fromkeys(SUPPORTED, YES)
+    cells = {feature.name: yes for feature in FEATURES}
+    cells[EDIT] = {"4.0": NOT_THERE, "4.1": FAILS, "4.2": YES}
+    cells[GATE] = {"4.0": YES, "4.1": NOT_TESTED, "4.2": YES}
+    rewriting, others = matrix.short(cells).values()
+    assert tuple(rewriting.values()) == (NOT_THERE, FAILS, YES)
+    assert tuple(others.values()) == (YES, NOT_TESTED, YES)
+
+
 def test_a_test_counts_for_the_feature_with_the_longest_entry() -> None:
     page = "tests/spark/test_guide_code.py::test_the_code_of_a_page_runs[{}]"
     found = [feature_of(page.format(name)) for name in ("spark_abs/guide/rescaling.md", "README.md")]

@@ -1,6 +1,6 @@
 """The support matrix, from the outcomes of tests: `python -m tests.versions.matrix OUTCOMES…` prints it.
 
-If every test passed it is written into the guide.
+If every test passed it is written into the guide, and in short into the README.
 
 A feature is claimed for a version of Spark if every test of the feature that ran on any version passed on
 this one, and one at least of each entry of the feature. Nothing else makes a `yes`.
@@ -17,11 +17,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from spark_abs.spark.versions import STATE_REWRITER_SINCE, SUPPORTED
-from tests.markdown_support import GUIDE, PACKAGE
+from tests.markdown_support import GUIDE, PACKAGE, README
 from tests.versions.features import FEATURES, Feature, belongs, feature_of
 
 PAGE = GUIDE / "supported-versions.md"
 YES, FAILS, NOT_TESTED, NOT_THERE = "yes", "**fails**", "not tested", f"needs {STATE_REWRITER_SINCE}"
+_WORST_FIRST = (FAILS, NOT_TESTED, NOT_THERE, YES)
 PASSED = "passed"
 _PART = "(<!-- {0} -->\n)(.*?)(<!-- end of {0} -->)"
 Cells = Mapping[str, str]
@@ -101,6 +102,19 @@ def _cell(feature: Feature, line: str, runs: Sequence[Outcomes]) -> str:
     return YES if every_entry and passed == {test for test, _ in results} else NOT_TESTED
 
 
+def short(cells: Mapping[str, Cells]) -> Mapping[str, Cells]:
+    """Return two rows: the features that rewrite state, and all others; each with its worst cells."""
+    rewriting = {feature.name for feature in FEATURES if feature.rewrites_state}
+    rows = {
+        "edits of state, another number of shuffle partitions": rewriting,
+        "all else": cells.keys() - rewriting,
+    }
+    return {
+        name: {line: min((cells[f][line] for f in features), key=_WORST_FIRST.index) for line in SUPPORTED}
+        for name, features in rows.items()
+    }
+
+
 def table(cells: Mapping[str, Cells]) -> str:
     """Return rows as a table in Markdown."""
     return "\n".join(_lines(("Spark", *SUPPORTED), ((name, *row.values()) for name, row in cells.items())))
@@ -144,6 +158,8 @@ def main(files: Sequence[str]) -> int:
         return 1
     page = with_part(PAGE.read_text(encoding="utf-8"), "matrix", table(cells))
     PAGE.write_text(with_part(page, "environments", found), encoding="utf-8")
+    readme = with_part(README.read_text(encoding="utf-8"), "matrix", table(short(cells)))
+    README.write_text(readme, encoding="utf-8")
     return 0
 
 
