@@ -286,7 +286,7 @@ class Coordination:
     def _claim(self, effect: protocol.Claim) -> None:
         looked_ms = now_ms()
         if effect.unless and all(self._stages[cut.stage].stands_at(cut) for cut in effect.unless):
-            self._skips = Skips(self._skips.number + 1, looked_ms)
+            self._skips = Skips(self._skips.number + 1, looked_ms, self._skips.in_run + 1)
             self._handle(protocol.Skipped(steady_ms()))
             return
         self._ctx.failpoint("claim.before")
@@ -349,7 +349,7 @@ class Coordination:
         self._ctx.failpoint("manifest.after")
         self._control.update(lambda state: ledger.settle(state, completed=(barrier.id,)))
         self._ctx.failpoint("manifest.settle.after")
-        self._skips = Skips()
+        self._skips = Skips(in_run=self._skips.in_run)
         self._on_completed(manifest)
         self._stats.completed(barrier, manifest, self._control.state)
         log.info("checkpoint %s (%s) complete in %s ms", barrier.id, barrier.kind, now - barrier.timestamp_ms)

@@ -124,10 +124,12 @@ def _live(stage: StageStatus, labels: tuple[tuple[str, str], ...], now_ms: int) 
 
 
 def of_run(status: JobStatus, activity: RunActivity | None, now_ms: int) -> Iterator[Sample]:
-    """Yield what a live run tells of its store and its disks."""
+    """Yield what a live run tells of its checkpoints, its store and its disks."""
     if activity is None:
         return
     job = ((JOB, status.job),)
+    skipped = "Checkpoints of this run that were skipped since they would have equalled the last one"
+    yield Sample("number_of_skipped_checkpoints_total", skipped, activity.skips.in_run, job)
     yield Sample(
         "told_age_seconds", "Since the run told of itself", max(0, now_ms - activity.at_ms) / 1000, job
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from spark_abs.model import AttemptId, ChannelId, CheckpointId, RunId, StageId, Version
+from spark_abs.store.activity import Skips
 
 MOST_CHECKPOINTS = 10_000
 """The newest checkpoints that the page has; earlier ones are counted."""
@@ -258,5 +259,7 @@ class Report:
     attempts: tuple[AttemptLine, ...] = ()
     runs: tuple[RunLine, ...] = ()
     cuts: tuple[Cut, ...] = ()
+    skips: Skips | None = None
+    """Of the newest run, as it told last; None if it has told nothing."""
     problems: tuple[str, ...] = ()
     """Parts of the root that could not be read, and why."""

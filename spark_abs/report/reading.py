@@ -49,6 +49,7 @@ from spark_abs.report.model import (
 from spark_abs.report.redaction import redacted
 from spark_abs.snapshots.capture import newest_batch
 from spark_abs.snapshots.layout import parse_offsets
+from spark_abs.store.activity import Skips, read_activity
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
@@ -112,6 +113,7 @@ class RootReader:
             attempts=_attempts(state),
             runs=_runs(state, alive),
             cuts=cuts,
+            skips=_skips(self._root, state),
             problems=tuple(dict.fromkeys(problems)),
         )
 
@@ -162,6 +164,11 @@ def _runs(state: ControlState, alive: LiveRun | None) -> tuple[RunLine, ...]:
         )
         for run in state.runs
     )
+
+
+def _skips(root: Root, state: ControlState) -> Skips | None:
+    told = read_activity(root)
+    return None if told is None or told.run != state.newest_run else told.skips
 
 
 def _reading(root: Root, state: ControlState, stage: StageId, problems: list[str]) -> StageReading:

@@ -176,11 +176,16 @@ class Earlier:
 
 @dataclass(frozen=True, slots=True)
 class Skips:
-    """The periodic checkpoints that would have equalled the last completed one, and so were skipped."""
+    """The periodic checkpoints that would have equalled the last completed one, and so were skipped.
+
+    All but `in_run` begins anew with each completed checkpoint.
+    """
 
     number: int = 0
     at_ms: int | None = None
     """When the last of them was due: until then the job had done nothing."""
+    in_run: int = 0
+    """Those of the whole run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from spark_abs.cli.main import main
 from spark_abs.report.encoding import plain_report
 from spark_abs.report.page import page_of
 from spark_abs.report.reading import RootReader
+from spark_abs.store.activity import RunActivity, Skips, write_activity
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
 from spark_abs.store.root import Root
@@ -73,6 +74,16 @@ def test_the_page_goes_to_stdout_and_the_result_is_json(job: SmallJob, cli: Cli,
         "bytes": (tmp_path / "x.html").stat().st_size,
         "problems": [],
     }
+
+
+def test_the_page_has_the_skipped_checkpoints_of_the_newest_run_also_after_its_end(
+    job: SmallJob, cli: Cli
+) -> None:
+    job.checkpoint(1)
+    write_activity(job.root, RunActivity(job.run, 90_000, skips=Skips(7, 89_000, 9)))
+    assert data_of(cli("report", "-o", "-").stdout)["skips"] == {"number": 7, "at_ms": 89_000, "in_run": 9}
+    job.start()
+    assert data_of(cli("report", "-o", "-").stdout)["skips"] is None
 
 
 def test_a_root_without_anything_becomes_a_page(job: SmallJob, cli: Cli) -> None:

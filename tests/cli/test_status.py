@@ -83,7 +83,7 @@ def test_checkpoints_that_are_skipped_are_counted_and_make_the_last_one_young(
 ) -> None:
     job.checkpoint(1)
     job.come_alive()
-    write_activity(job.root, RunActivity(job.run, NOW - 1_000, skips=Skips(7, NOW - 2_000)))
+    write_activity(job.root, RunActivity(job.run, NOW - 1_000, skips=Skips(7, NOW - 2_000, 9)))
     found = cli.json("status")
     assert (found["skipped"], found["unchanged_ms"]) == (7, 2_000)
     assert found["last"]["age_ms"] > 5_000
@@ -91,7 +91,9 @@ def test_checkpoints_that_are_skipped_are_counted_and_make_the_last_one_young(
     said = [" ".join(line.split()) for line in cli("status").stdout.splitlines()]
     assert "skipped 7 checkpoints since then: nothing was done until 2.0 s ago" in said
     assert cli("health", "--max-age", "5s").stdout.startswith("healthy: checkpoint 1, 2.0 s old")
-    assert 'last_checkpoint_age_seconds{job_name="job"} 2\n' in cli("metrics").stdout
+    metrics = cli("metrics").stdout
+    assert 'last_checkpoint_age_seconds{job_name="job"} 2\n' in metrics
+    assert 'number_of_skipped_checkpoints_total{job_name="job"} 9\n' in metrics
 
 
 def test_the_stage_that_holds_the_checkpoint_up_comes_first_and_is_in_the_first_line(

@@ -18,6 +18,7 @@ from spark_abs.report.encoding import plain_report
 from spark_abs.report.model import CheckpointLine, Outcome, Report, Stage, StageLine, Timeline
 from spark_abs.report.page import page_of
 from spark_abs.report.reading import RootReader
+from spark_abs.store.activity import RunActivity, Skips, write_activity
 from tests.report_support import synthetic_root
 from tests.root_support import SmallJob
 
@@ -92,6 +93,7 @@ class Files(dict[str, Path]):
         job.come_alive()
         job.checkpoint(7)
         job.step(8, barrier=job.claim())
+        write_activity(job.root, RunActivity(job.run, 98_000, skips=Skips(7, 97_000, 9)))
         return RootReader(job.root).read(99_000)
 
     def _wide(self) -> Report:
@@ -219,6 +221,18 @@ def test_an_aborted_checkpoint_names_the_first_stages_that_did_not_acknowledge(
     notice = page.locator(".notice.warn").inner_text()
     assert "stage-30" in notice, "its inputs had all acknowledged"
     assert "stage-40" not in notice, "it waits for stages that wait"
+
+
+def test_skipped_checkpoints_have_a_card_if_there_are_any(browser: Browser, files: Files) -> None:
+    page = browser.new_page()
+    opened = Opened(page, files["small"])
+    opened.show("overview")
+    card = page.locator(".card", has_text="Skipped").inner_text().split()
+    assert " ".join(card).startswith("Skipped 9 in the newest run 7 in a row, until ")
+    opened.require_quiet()
+    opened = Opened(page, files["new"])
+    opened.show("overview")
+    assert page.locator(".card", has_text="Skipped").count() == 0
 
 
 def test_ten_thousand_checkpoints_of_a_hundred_stages_are_drawn(browser: Browser, tmp_path: Path) -> None:

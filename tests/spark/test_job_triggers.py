@@ -21,6 +21,7 @@ from spark_abs.job import Job
 from spark_abs.model import AttemptId, BatchId, Entry, StageId, channel_id
 from spark_abs.observe.listing import event_rows
 from spark_abs.stages.native import NativeLog
+from spark_abs.store.activity import Skips, read_activity
 from spark_abs.store.control import Control
 from spark_abs.store.failpoint import Failpoint, no_failpoint
 from spark_abs.store.history import HistoryEvent
@@ -162,6 +163,12 @@ def test_a_stage_passes_a_cancel_marker_on_where_the_barrier_would_be(pair: Pair
     assert changed == ["timeout 10m -> 1ms", "timeout 1ms -> 10m"]
 
 
+def told_skips(root: str) -> Skips:
+    found = read_activity(Root(root))
+    assert found is not None
+    return found.skips
+
+
 def test_settings_are_changed_by_a_command_and_forgotten_at_the_next_start(
     spark: SparkSession, tmp_path: Path, start: Start
 ) -> None:
@@ -186,6 +193,8 @@ def test_settings_are_changed_by_a_command_and_forgotten_at_the_next_start(
     assert found.age_ms == found.unchanged_ms
     assert "skip_unchanged True -> False" in run.set(skip_unchanged=False)
     eventually(run, lambda: stands()[0] > before[0] + 1, "all are taken")
+    eventually(run, lambda: told_skips(line.root).number == 0, "none is skipped since the last one")
+    assert told_skips(line.root).in_run > 20
     with pytest.raises(ConfigError, match="cannot be changed while a job runs"):
         run.set(keep=2)  # type: ignore[call-arg]  # what a type checker says before
     # Each would do, and not both: two callers at once.

@@ -89,6 +89,7 @@ function overview(report) {
       ["Completed", count(completed.length), finished ? `${((100 * completed.length) / finished).toFixed(1)} % of the finished` : "none has finished"],
       ["Aborted", count(of("aborted").length), failed ? ["newest: ", checkpointLink(failed), ` ${failed.reason}`] : "none", failed ? "warn" : ""],
       ["Open", count(of("open").length), ""],
+      skippedCard(report.skips),
       ["Newest completed", latest ? checkpointLink(latest) : "none", latest ? [duration(latest.duration_ms), " · ", bytes(latest.size_full), el("br"), moment(latest.triggered_ms)] : ""],
       ["Newest savepoint", savepoint ? checkpointLink(savepoint) : "none", savepoint ? moment(savepoint.triggered_ms) : ""],
       ["Last restore", restore ? [el("a", { href: `#/checkpoint=${restore.checkpoint}` }, `to ${restore.checkpoint}`)] : "none", restore ? moment(restore.at_ms) : ""],
@@ -98,6 +99,15 @@ function overview(report) {
     section("Figures", figuresTable(completed)),
     section("Duration of checkpoints", timeChart("Duration of checkpoints over time", lines, [{ name: "duration", className: "one", value: (line) => line.duration_ms }], duration)),
   ];
+}
+
+/** Return the card of the skipped checkpoints of the newest run, null if there are none. */
+function skippedCard(skips) {
+  if (!skips || !skips.in_run) {
+    return null;
+  }
+  const row = skips.number ? [el("br"), `${count(skips.number)} in a row, until `, moment(skips.at_ms)] : "";
+  return ["Skipped", count(skips.in_run), ["in the newest run", row]];
 }
 
 function stagesTable(report) {
