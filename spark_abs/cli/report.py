@@ -13,6 +13,7 @@ from spark_abs.cli.root_command import Context, root_command
 from spark_abs.diagnosis.health import read_health
 from spark_abs.errors import UsageError
 from spark_abs.observe.metrics import read_metrics
+from spark_abs.observe.tally import Tally
 from spark_abs.report.encoding import plain_report
 from spark_abs.report.page import page_of
 from spark_abs.report.reading import RootReader
@@ -75,11 +76,11 @@ def serve(
     Prometheus, /healthz for a probe of this server; /readyz is 200 if the job is healthy by the rules of
     `spark-abs health`, with --max-age and --max-lag as there, and 503 if it is not.
     """
-    reader = RootReader(root)
+    reader, tally = RootReader(root), Tally(root)
     served = Served(
         Fresh(lambda: snapshot(reader, ctx.now_ms())),
-        Fresh(lambda: read_metrics(root, ctx.now_ms())),
-        Fresh(lambda: read_health(root, ctx.now_ms(), max_age, max_lag)),
+        Fresh(lambda: read_metrics(root, ctx.now_ms(), tally)),
+        Fresh(lambda: read_health(root, ctx.now_ms(), max_age, max_lag, tally)),
     )
     served.page.newest()  # a root that cannot be read is told here, not in a browser
     try:

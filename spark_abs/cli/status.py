@@ -12,6 +12,7 @@ from spark_abs.cli.root_command import Context, root_command
 from spark_abs.model import RunKind
 from spark_abs.observe.headline import headline
 from spark_abs.observe.status import JobStatus, StageStatus, job_status, lease_timeout_ms
+from spark_abs.observe.tally import Tally
 from spark_abs.protocol.control import WATCHED_JOB
 from spark_abs.snapshots.layout import END_OF_TIME_MS
 from spark_abs.store.activity import Backlog, Phase, StageActivity, phase_said
@@ -62,14 +63,15 @@ def status(ctx: Context, root: Root, watch: bool) -> None:
         found = job_status(root, now, lease_timeout_ms())
         ctx.out.result(found, lambda out: _text(out, found, now))
         return
+    tally = Tally(root)
     while True:
-        _look(ctx, root)
+        _look(ctx, root, tally)
         ctx.pause(WATCH_S)
 
 
-def _look(ctx: Context, root: Root) -> None:
+def _look(ctx: Context, root: Root, tally: Tally) -> None:
     now = ctx.now_ms()
-    found = job_status(root, now, lease_timeout_ms())
+    found = job_status(root, now, lease_timeout_ms(), tally)
     if ctx.out.json:
         click.echo(json.dumps(plain_result(found)))
     else:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from spark_abs.observe.headline import paused_said, without_progress
 from spark_abs.observe.status import JobStatus, job_status, lease_timeout_ms
+from spark_abs.observe.tally import Tally
 from spark_abs.quantities import duration_said as length
 from spark_abs.store.root import Root
 
@@ -39,14 +40,16 @@ class Health:
         return f"healthy: {age}, lag {'-' if self.lag_ms is None else length(self.lag_ms)}"
 
 
-def read_health(root: Root, now_ms: int, max_age_ms: int | None, max_lag_ms: int | None) -> Health:
-    """Judge the job at a root as `health` does; without Spark.
+def read_health(
+    root: Root, now_ms: int, max_age_ms: int | None, max_lag_ms: int | None, tally: Tally | None = None
+) -> Health:
+    """Judge the job at a root as `health` does; without Spark. With a tally as `job_status`.
 
     Raises:
         RootNotFound: there is no job at this root.
         DamageError: a log cannot be read.
     """
-    return health(job_status(root, now_ms, lease_timeout_ms()), now_ms, max_age_ms, max_lag_ms)
+    return health(job_status(root, now_ms, lease_timeout_ms(), tally), now_ms, max_age_ms, max_lag_ms)
 
 
 def health(status: JobStatus, now_ms: int, max_age_ms: int | None, max_lag_ms: int | None) -> Health:

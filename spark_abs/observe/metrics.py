@@ -6,13 +6,14 @@ bounded: one for each job, stage, channel and disk; no label has an id, a time o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from spark_abs.observe.status import JobStatus, StageStatus, lease_timeout_ms, status_and_activity
+from spark_abs.observe.tally import Tally
 from spark_abs.snapshots.layout import END_OF_TIME_MS
 from spark_abs.store.activity import RunActivity
-from spark_abs.store.history import PATH, History, HistoryEvent
+from spark_abs.store.history import HistoryEvent
 from spark_abs.store.root import Root
 
 JOB = "job_name"
@@ -29,21 +30,27 @@ class Sample:
     labels: tuple[tuple[str, str], ...] = ()
 
 
-def read_metrics(root: Root, now_ms: int) -> str:
+def read_metrics(root: Root, now_ms: int, tally: Tally | None = None) -> str:
     """Return the metrics of a job in Prometheus' text format; without Spark.
+
+    Args:
+        root: the root of the job.
+        now_ms: the wall clock.
+        tally: what follows `history/`, for who looks again and again; without it, all of it is read.
 
     Raises:
         RootNotFound: there is no job at this root.
         DamageError: a log cannot be read.
     """
-    status, activity = status_and_activity(root, now_ms, lease_timeout_ms())
-    counts = History(root).counts() if root.place(PATH).exists() else {}
+    tally = tally or Tally(root)
+    status, activity = status_and_activity(root, now_ms, lease_timeout_ms(), tally)
+    counts = tally.counts()
     return written(
         [*of_job(status, counts, now_ms), *of_stages(status, now_ms), *of_run(status, activity, now_ms)]
     )
 
 
-def of_job(status: JobStatus, counts: dict[str, int], now_ms: int) -> Iterator[Sample]:
+def of_job(status: JobStatus, counts: Mapping[str, int], now_ms: int) -> Iterator[Sample]:
     """Yield what the root says of the job; `counts` has the number of events of each kind."""
     job = ((JOB, status.job),)
     up = status.alive is not None

@@ -12,6 +12,7 @@ from spark_abs.manifest import Manifest
 from spark_abs.manifests.find import open_existing
 from spark_abs.model import AttemptId, BatchId, CheckpointId, RunId, RunKind, StageId
 from spark_abs.observe.listing import CheckpointRow, checkpoint_rows
+from spark_abs.observe.tally import Tally
 from spark_abs.protocol.control import Aborted, Command, ControlState, Paused, Run, forgotten
 from spark_abs.settings import Settings
 from spark_abs.snapshots.capture import newest_batch
@@ -177,22 +178,32 @@ class JobStatus:
         return self.run is not None and (self.run.ended or "").startswith("finished")
 
 
-def job_status(root: Root, now_ms: int, lease_timeout_ms: int) -> JobStatus:
+def job_status(root: Root, now_ms: int, lease_timeout_ms: int, tally: Tally | None = None) -> JobStatus:
     """Read the status of a job: from `control/`, the last manifest, `history/` and native checkpoints.
+
+    Arguments are those of `status_and_activity`.
 
     Raises:
         UsageError: there is no job at this root.
         DamageError: a log cannot be read.
     """
-    return status_and_activity(root, now_ms, lease_timeout_ms)[0]
+    return status_and_activity(root, now_ms, lease_timeout_ms, tally)[0]
 
 
 def status_and_activity(
-    root: Root, now_ms: int, lease_timeout_ms: int
+    root: Root, now_ms: int, lease_timeout_ms: int, tally: Tally | None = None
 ) -> tuple[JobStatus, RunActivity | None]:
     """Read the status of a job, and what its live run tells of itself; None if it tells nothing.
 
-    Errors as for `job_status`.
+    Args:
+        root: the root of the job.
+        now_ms: the wall clock.
+        lease_timeout_ms: as for `live_run`.
+        tally: what follows `history/`, for who looks again and again; without it, all of the newest run is
+            read.
+
+    Raises:
+        UsageError, DamageError: as `job_status`.
     """
     state, alive = Control.open(root).state, live_run(root, now_ms, lease_timeout_ms)
     run = state.run
@@ -207,7 +218,9 @@ def status_and_activity(
     activity = None if alive is None else _live_activity(root, alive.run)
     skips = Skips() if activity is None else activity.skips
     events = RunEvents()
-    if run is not None and root.place(PATH).exists():
+    if run is not None and tally is not None:
+        events = tally.of_run(run.id)
+    elif run is not None and root.place(PATH).exists():
         events = History(root).of_run(run.id)
     live = alive is not None and run is not None and alive.run == run.id
     stages = _stages(root, state, manifest, events if live else RunEvents())

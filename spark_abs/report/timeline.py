@@ -22,9 +22,7 @@ from spark_abs.report.model import (
 )
 from spark_abs.report.redaction import redacted
 from spark_abs.store.history import HistoryEvent
-
-Row = Mapping[str, Any]
-"""A row of `history/`; a column that the table lacks is missing or None."""
+from spark_abs.store.history_follower import Row
 
 OF_CHECKPOINTS = frozenset(
     (HistoryEvent.TRIGGERED, HistoryEvent.OVERTAKEN, HistoryEvent.COMPLETED, HistoryEvent.ABORTED)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -169,12 +168,44 @@ class RunEvents:
     restarts: list[tuple[StageId, BatchId, str]] = field(default_factory=list)
     """Stage, batch and cause of each restart."""
     late: list[tuple[CheckpointId, StageId, str]] = field(default_factory=list)
-    """The stages without a cut when a checkpoint was overtaken or aborted, and why."""
+    """The stages without a cut when an open checkpoint was overtaken, and why."""
     failed: list[dict[str, Any]] = field(default_factory=list)
     """`checkpoint`, `at_ms`, `reason` and `detail` of each checkpoint that failed since the newest completed
     one. Those that a newer one subsumed, and those of a run that stops, have not failed."""
     settings: list[str] = field(default_factory=list)
     """With which the run started; empty texts of earlier versions, nothing if none are recorded."""
+
+    KINDS = (
+        HistoryEvent.STAGE_RESTARTED,
+        HistoryEvent.STAGE_WAITING,
+        HistoryEvent.ABORTED,
+        HistoryEvent.COMPLETED,
+        HistoryEvent.RUN_STARTED,
+    )
+    COLUMNS = ("event", "checkpoint", "stage", "batch", "reason", "detail", "settings")
+
+    def copy(self) -> RunEvents:
+        """Return what is known now, which later events do not change."""
+        return RunEvents(self.restarts[:], self.late[:], self.failed[:], self.settings[:])
+
+    def take(self, row: Mapping[str, Any]) -> None:
+        """Take the next event of the run; one of another kind changes nothing."""
+        why = row.get("detail") or ""
+        if row["event"] in (HistoryEvent.COMPLETED, HistoryEvent.ABORTED):
+            self.late[:] = [late for late in self.late if late[0] != row["checkpoint"]]
+        match row["event"]:
+            case HistoryEvent.STAGE_RESTARTED:
+                self.restarts.append((StageId(row["stage"]), BatchId(row["batch"]), why))
+            case HistoryEvent.STAGE_WAITING:
+                self.late.append((CheckpointId(row["checkpoint"]), StageId(row["stage"]), why))
+            case HistoryEvent.COMPLETED:
+                self.failed.clear()
+            case HistoryEvent.RUN_STARTED:
+                self.settings.append(row.get("settings") or "")
+            case HistoryEvent.ABORTED if row.get("reason") not in NO_FAILURE:
+                self.failed.append(
+                    {name: row.get(name) for name in ("checkpoint", "at_ms", "reason", "detail")}
+                )
 
 
 @contextmanager
@@ -220,40 +251,14 @@ class History:
 
     def of_run(self, run: RunId) -> RunEvents:
         """Return what a status needs to know of a run."""
-        kinds = (
-            HistoryEvent.STAGE_RESTARTED,
-            HistoryEvent.STAGE_WAITING,
-            HistoryEvent.ABORTED,
-            HistoryEvent.COMPLETED,
-            HistoryEvent.RUN_STARTED,
-        )
-        columns = ("event", "checkpoint", "stage", "batch", "reason", "detail", "settings")
         found = RunEvents()
-        for row in self._of(run, kinds, columns):
-            why = row["detail"] or ""
-            match row["event"]:
-                case HistoryEvent.STAGE_RESTARTED:
-                    found.restarts.append((StageId(row["stage"]), BatchId(row["batch"]), why))
-                case HistoryEvent.STAGE_WAITING:
-                    found.late.append((CheckpointId(row["checkpoint"]), StageId(row["stage"]), why))
-                case HistoryEvent.COMPLETED:
-                    found.failed.clear()
-                case HistoryEvent.RUN_STARTED:
-                    found.settings.append(row["settings"] or "")
-                case _ if row["reason"] not in NO_FAILURE:
-                    found.failed.append(row)
+        for row in self._of(run, RunEvents.KINDS, RunEvents.COLUMNS):
+            found.take(row)
         return found
 
     def stage_sizes(self, run: RunId) -> list[dict[str, Any]]:
         """Return `checkpoint`, `stage`, `at_ms` and `size_full` of each acknowledgement of a run, by time."""
         return self._of(run, (HistoryEvent.STAGE_ACKED,), ("checkpoint", "stage", "size_full"))
-
-    def counts(self) -> dict[str, int]:
-        """Return the number of checkpoints and restores of all runs, by the event that ended them."""
-        self._table.refresh()
-        kinds = (HistoryEvent.COMPLETED, HistoryEvent.ABORTED, HistoryEvent.RESTORED)
-        mine = [("event", "in", [kind.value for kind in kinds])]
-        return Counter(self._table.read(("event",), mine)["event"].to_pylist())
 
     def last_restore_ms(self) -> int | None:
         """Return how long the newest restore took; None if there was none."""
