@@ -29,6 +29,7 @@ from bench import (
     slow_consumer,
     starting,
     state_functions,
+    visible,
     watching,
     whole_job,
     wide,
@@ -52,6 +53,7 @@ def _groups(
         "reading": lambda: gate.reading(session(), base, runs, console),
         "disk": lambda: local_disk.figures(session(), base, runs, console),
         "hop": lambda: hop.figures(session(), base, runs, console),
+        "visible": lambda: visible.figures(session(), base, runs, console),
         "idle": lambda: idle.figures(session(), base, runs, console),
         "start": lambda: starting.figures(session(), base, runs, console),
         "wide": lambda: wide.figures(session(), base, runs, console),
@@ -88,8 +90,8 @@ def main(
 ) -> None:
     """Measure GROUPS, all of them if none is named; flink only where `make bench-flink` says where it is.
 
-    They are: commits, watching, moments, deciding, reading, disk, hop, idle, start, wide, overhead, recovery,
-    outside, repeats, epochs, flink, nexmark, slow, overtaking, functions, state, job.
+    They are: commits, watching, moments, deciding, reading, disk, hop, visible, idle, start, wide, overhead,
+    recovery, outside, repeats, epochs, flink, nexmark, slow, overtaking, functions, state, job.
     """
     os.chdir(Path(__file__).parents[2])
     with tempfile.TemporaryDirectory(prefix="spark-abs-bench-", ignore_cleanup_errors=True) as base:

@@ -1,0 +1,110 @@
+"""From the creation of a row to its commit in the last table: chains of stages, against plain queries.
+
+A thousand rows a second go through one to eight stages with a checkpoint a second, or through as many plain
+queries with Delta tables between them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from deltalake import DeltaTable
+from rich.console import Console
+
+import spark_abs
+from bench.figures import Figure, figure, ratios, wait
+from bench.overhead import EVERY_S, Feed, commits, write_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+LENGTHS = (1, 2, 4, 8)
+_ROWS = int(1000 * EVERY_S)
+_WARM_UP_S, _MEASURED_S = 10.0, 20.0
+_SCHEMA = "key long, created long"
+
+Way = Callable[["SparkSession", Path, int], "Iterator[None]"]
+"""Runs a chain of so many stages or queries below a directory, from `input` to the table `out`."""
+
+
+def _source(spark: SparkSession, base: Path) -> DataFrame:
+    return spark.readStream.schema(_SCHEMA).parquet(str(base / "input"))
+
+
+def _stages(spark: SparkSession, base: Path, length: int) -> Iterator[None]:
+    job = spark_abs.Job("visible", root=str(base / "root"), spark=spark, interval="1s")
+    last = job.source("rows", _source(spark, base))
+    for number in range(1, length):
+        last = job.stage(f"stage{number}", [last], lambda frame: frame)
+    job.sink("out", last, table=str(base / "out"))
+    run = job.start()
+    try:
+        yield
+    finally:
+        run.stop()
+
+
+def _queries(spark: SparkSession, base: Path, length: int) -> Iterator[None]:
+    rows, running = _source(spark, base), []
+    for number in range(1, length + 1):
+        table = str(base / ("out" if number == length else f"table{number}"))
+        spark.createDataFrame([], _SCHEMA).write.format("delta").save(table)
+        writer = rows.writeStream.format("delta").option("checkpointLocation", str(base / f"c{number}"))
+        running.append(writer.start(table))
+        rows = spark.readStream.format("delta").load(table)
+    try:
+        yield
+    finally:
+        for query in running:
+            query.stop()
+
+
+_WAYS: Mapping[str, Way] = {"stages": _stages, "queries": _queries}
+
+
+def _run(spark: SparkSession, base: Path, way: Way, length: int) -> tuple[float, float]:
+    """Return the median and the 99th percentile of the latency of the rows of some time, in seconds."""
+    (base / "input").mkdir(parents=True)
+    write_rows(base / "input", 999_999, _ROWS)  # a stream needs something to begin with
+    feed, pause = Feed(base / "input", _ROWS), threading.Event()
+    thread = threading.Thread(target=feed.run)
+    with contextmanager(way)(spark, base, length):
+        thread.start()
+        try:
+            pause.wait(_WARM_UP_S)
+            began = time.time()
+            pause.wait(_MEASURED_S)
+        finally:
+            feed.stop()
+            thread.join()
+        sent = len(list((base / "input").glob("*.parquet"))) * _ROWS
+        wait(lambda: DeltaTable(str(base / "out")).count() == sent)
+    late = [committed - created[created >= began * 1e6] / 1e6 for committed, created in commits(base, began)]
+    p50, p99 = np.percentile(np.concatenate(late), [50, 99])
+    return float(p50), float(p99)
+
+
+def figures(spark: SparkSession, base: Path, runs: int, console: Console) -> Iterator[Figure]:
+    """Run all lengths both ways in turns; the first turn is not counted."""
+    found: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    for turn in range(-1, runs):
+        for length, (name, way) in product(LENGTHS, _WAYS.items()):
+            p50, p99 = _run(spark, base / "visible", way, length)
+            shutil.rmtree(base / "visible")
+            console.print(f"{length} {name}: {p50:.2f} s, {p99:.2f} s")
+            if turn >= 0:
+                found.setdefault((name, length), []).append((p50, p99))
+    for length in LENGTHS:
+        for number, quantile in enumerate(("p50", "p99")):
+            ours, native = ([one[number] for one in found[name, length]] for name in _WAYS)
+            yield figure(f"visible_{quantile}_{length}", ours, "s")
+            yield figure(f"visible_{quantile}_{length}_native", native, "s")
+            yield figure(f"visible_{quantile}_{length}_vs_native", ratios(ours, native))
