@@ -74,6 +74,7 @@ def vacuum(place: Path) -> None:
     DeltaTable(str(place)).vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
 
 
+@pytest.mark.long
 def test_tables_that_are_optimized_and_vacuumed_with_care_change_nothing(
     job: Small, first: DriverProcess
 ) -> None:

@@ -16,7 +16,7 @@ import oracle
 from generate_events import START, USUAL, write_file
 from tests.crash.cluster import Cluster, Process
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
 FILES = 80
 AT_ONCE = 16

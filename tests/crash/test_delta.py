@@ -66,6 +66,7 @@ def test_killed_between_the_commits_of_tables_and_started_again(first: DriverPro
         require_totals(job, "every")
 
 
+@pytest.mark.long
 def test_killed_while_tables_move_to_a_checkpoint_and_started_again(
     first: DriverProcess, tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ from tests.crash.facts import check, check_complete, native_of
 from tests.crash.jobs import Small
 from tests.crash.process import DriverProcess
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
 BEFORE, AFTER = "command.pause.answer.before", "command.pause.answer.after"
 OFTEN: dict[str, object] = {"checkpoint": {"interval": "300ms"}}

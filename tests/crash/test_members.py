@@ -15,7 +15,7 @@ from spark_abs.store.root import Root
 from tests.crash.process import DriverProcess
 from tests.wrapped_support import covers, holds, ids
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
 
 def feed(base: Path, name: str, number: int) -> None:
@@ -72,7 +72,6 @@ def test_killed_before_a_query_has_started_again_and_within_a_savepoint(tmp_path
         wait_for_rows(both, tmp_path, "b", 4)
 
 
-@pytest.mark.long
 def test_killed_after_a_function_has_written_a_table_by_its_name(tmp_path: Path) -> None:
     """The repeat writes nothing twice; the way back needs neither Spark nor the catalog."""
     root, table = str(tmp_path / "root"), str(tmp_path / "scratch" / "warehouse" / "out_a")

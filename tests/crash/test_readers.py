@@ -76,6 +76,7 @@ def _greatest(path: str) -> Counter[str]:
 
 
 @pytest.mark.timeout(3600)
+@pytest.mark.long
 def test_a_reader_at_checkpoints_sees_no_torn_join_while_the_job_is_killed(tmp_path: Path) -> None:
     small, reader = Small(tmp_path), Reader(tmp_path)
     for life in range(1, LIVES + 1):

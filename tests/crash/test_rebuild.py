@@ -13,7 +13,7 @@ from tests.crash.facts import check, check_complete, table
 from tests.crash.jobs import Small
 from tests.crash.process import DriverProcess
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
 POINTS = ("rebuild.pair.write.after", "rebuild.pair.plan.after", "rebuild.pair.batch.after")
 RARE = {"checkpoint": {"interval": "1h"}}

@@ -131,6 +131,7 @@ def test_killed_and_taken_over_everything_is_everywhere_once(
     relay.require_no_secret()
 
 
+@pytest.mark.long
 def test_back_to_a_savepoint_the_plan_is_what_happens_to_every_sink(
     tmp_path: Path, broker: KafkaServer, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,9 +157,8 @@ class Process(DriverProcess):
         assert not wrong, "\n".join(f"{name}: {said}" for name, said in wrong.items())
 
 
-@pytest.mark.parametrize(
-    "kept", [("named",), pytest.param(("made", "written", "merged"), marks=pytest.mark.long)], ids="+".join
-)
+@pytest.mark.long
+@pytest.mark.parametrize("kept", [("named",), ("made", "written", "merged")], ids="+".join)
 def test_killed_with_tables_by_name_and_started_again_and_restored_to_before_and_back(
     tmp_path: Path, kept: tuple[str, ...]
 ) -> None:

@@ -72,7 +72,7 @@ def kafka(broker: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Targ
                 there.append((int(key), value.decode() if isinstance(value, bytes) else None))
             return there
 
-        yield Target(Kafka("conformance", bootstrap=broker.bootstrap), read, ("sink",), 17)
+        yield Target(Kafka("conformance", bootstrap=broker.bootstrap), read, ("sink",), 41)
 
 
 class Records(Rows):

@@ -206,7 +206,14 @@ def mark(number: int) -> Mark:
 
 @pytest.mark.parametrize(
     ("options", "kind"),
-    [*((options, Batches) for options in OPTIONS), ("by sequence", Epochs), ("history", Epochs)],
+    [
+        ("partial", Batches),
+        ("by sequence", Epochs),
+        pytest.param("by sequence", Batches, marks=pytest.mark.long),
+        pytest.param("by arrival", Batches, marks=pytest.mark.long),
+        pytest.param("history", Batches, marks=pytest.mark.long),
+        ("history", Epochs),
+    ],
 )
 def test_a_table_ends_with_what_the_whole_input_says(
     spark: SparkSession, tmp_path: Path, options: str, kind: Callable[..., Batches | Epochs]

@@ -43,7 +43,9 @@ OF_ONE_CHANNEL = (NEIGHBOURS, DIAMOND, SPLIT)
 
 
 @pytest.mark.parametrize(
-    "shapes", [RELATIONAL, OF_FUNCTIONS, OF_ONE_CHANNEL], ids=["relational", "functions", "one-channel"]
+    "shapes",
+    [RELATIONAL, OF_FUNCTIONS, pytest.param(OF_ONE_CHANNEL, marks=pytest.mark.long)],
+    ids=["relational", "functions", "one-channel"],
 )
 def test_tables_are_one_cut_at_every_checkpoint_also_behind_a_restore(
     spark: SparkSession, tmp_path: Path, start: Start, shapes: tuple[Shape, ...]

@@ -62,6 +62,11 @@ LAYOUTS = {
 }
 
 
+def layouts(*long: str) -> list[object]:
+    """Return the names of all layouts, of which some are for long runs."""
+    return [pytest.param(name, marks=pytest.mark.long) if name in long else name for name in LAYOUTS]
+
+
 class Some(Rows):
     """Rows with these ids and one text."""
 
@@ -131,7 +136,7 @@ if BY_DELTA:
         two_phase.check(lambda: make(LAYOUTS[layout]), lambda: rows(uri), modules=CODE, every=31)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", layouts("partitions"))
 def test_each_checkpoint_is_a_version_and_the_table_goes_back_to_it(
     make: Make, uri: str, tmp_path: Path, layout: str
 ) -> None:
@@ -194,7 +199,7 @@ def older(version: int, attempt: int = 1) -> Mark:
     return Mark(AttemptId(attempt), CheckpointId(0), Version(version))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", layouts("partitions", "clusters, merged"))
 def test_before_its_first_epoch_a_sink_has_nothing(make: Make, uri: str, layout: str) -> None:
     """Epochs begin with the entry after 10: a mark of any attempt at or before that is before them all."""
     delta = LAYOUTS[layout]

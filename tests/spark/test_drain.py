@@ -155,6 +155,7 @@ def beating_frames(
     state.setTimeoutDuration(1)
 
 
+@pytest.mark.long
 def test_a_drain_ends_also_where_timers_of_processing_time_never_rest(
     spark: SparkSession, tmp_path: Path, start: Start
 ) -> None:

@@ -145,6 +145,7 @@ def test_two_partitions_become_five_and_three_and_all_tables_are_what_they_must_
     assert sum(stage.dropped_late for manifest in found for stage in manifest.stages) == 0
 
 
+@pytest.mark.long
 def test_state_of_sparks_own_operators_is_spread_also_where_it_was_in_another_provider(
     spark: SparkSession, tmp_path: Path, start: Start
 ) -> None:

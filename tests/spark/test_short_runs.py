@@ -75,6 +75,7 @@ class Scheduled:
         assert sorted(tuple(row) for row in every.collect()) == sorted(totals.items())
 
 
+@pytest.mark.long
 def test_starts_without_news_change_nothing_and_leave_as_much_as_those_before(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -159,6 +159,7 @@ def test_poisoned_batches_leave_nothing_and_the_state_goes_on_in_other_forms(
     assert isinstance(forms["third"], StateFunction)
 
 
+@pytest.mark.long
 def test_functions_of_one_stage_keep_their_own_state_whatever_becomes_of_the_others(
     spark: SparkSession, tmp_path: Path, start: Start
 ) -> None:

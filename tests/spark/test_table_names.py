@@ -232,6 +232,7 @@ def go_on(shop: Shop, *names: str, **more: Delta) -> None:
     sinks(shop, *names, **more).start(available_now=True).await_termination()
 
 
+@pytest.mark.long
 def test_sinks_are_made_in_the_catalog_and_go_back(shop: Shop) -> None:
     """Managed and at a given place, plain and not, shown with each batch and with each checkpoint."""
     name = f"{shop.schema}.{{}}".format

@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.spark.wide_rows import ROWS, WIDTH
 
 HERE = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.long
 def test_wide_rows_that_compress_well_fit_into_little_memory(tmp_path: Path) -> None:
     """160 megabytes in each column, where the JVM may have 128 outside its heap."""
     done = subprocess.run(
