@@ -289,6 +289,7 @@ class Launch:
             tables=tables,
             sinks=sorted(self._sinks_of(stage), key=lambda s: s.name),
             repeatable=self._plans[stage.name].repeatable,
+            row_by_row=self._plans[stage.name].row_by_row,
             lookups=open_lookups(job, ctx, self._graph, self._drafts, stage),
         )
         runner = StageRunner(

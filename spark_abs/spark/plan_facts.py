@@ -68,3 +68,5 @@ class PlanFacts:
     """Its Kafka sources."""
     repeatable: bool = True
     """Whether the same input always gives the same rows: nothing in it is random or reads changing data."""
+    row_by_row: bool = False
+    """Whether a batch that reads no rows has none: no operator keeps any, or sees more than single rows."""

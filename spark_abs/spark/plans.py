@@ -32,6 +32,21 @@ _FILES = "org.apache.spark.sql.execution.datasources.HadoopFsRelation"
 _TRANSFORMS = frozenset(("TransformWithState", TRANSFORM_IN_PYTHON))
 _HOLDING = _TRANSFORMS | {"Aggregate", "FlatMapGroupsWithState", "FlatMapGroupsInPandasWithState"}
 _KEEPING = _HOLDING | {"Deduplicate", "DeduplicateWithinWatermark", "GlobalLimit"}
+_ROW_BY_ROW = frozenset(
+    (
+        "EventTimeWatermark",
+        "Filter",
+        "Generate",
+        "Project",
+        "Repartition",
+        "RepartitionByExpression",
+        "StreamingRelation",
+        "StreamingRelationV2",
+        "SubqueryAlias",
+        "Union",
+    )
+)
+"""Operators of which no rows go out where none come in; a function over whole partitions is none of them."""
 _GIVEN = frozenset(("LogicalRDD", "LocalRelation", "OneRowRelation", "Range"))
 """Leaves of a batch's plan: its rows, and rows that the plan itself contains."""
 _COORDINATION = "spark.hadoop.outputCommitCoordination.enabled"
@@ -48,11 +63,13 @@ def plan_facts(frame: DataFrame) -> PlanFacts:
     streamed: list[str] = []
     watermarks: list[Watermark] = []
     functions: list[str] = []
-    holds, keeps, inside = False, False, ""
+    holds, keeps, inside, row_by_row = False, False, "", True
     for node in nodes(plan):
         name = node_name(node)
         streaming = bool(node.isStreaming())
         keeps |= streaming and (name in _KEEPING or (name == "Join" and of_streams(node)))
+        if streaming and name not in _ROW_BY_ROW:
+            row_by_row &= name == "Join" and not of_streams(node)
         if name == "MapInArrow":
             inside = str(node.expressions().head().name())  # a PythonUDF
         elif name in _TRANSFORMS:
@@ -87,6 +104,7 @@ def plan_facts(frame: DataFrame) -> PlanFacts:
         functions=tuple(functions),
         streamed_tables=tuple(streamed),
         repeatable=bool(plan.deterministic()) and not moving,
+        row_by_row=row_by_row,
     )
 
 

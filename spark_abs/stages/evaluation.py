@@ -42,7 +42,7 @@ class Evaluated:
     named: tuple[Staged, ...]
     """The files that the first commit names; empty if it exists."""
     frames: Mapping[str, DataFrame]
-    """The outputs for sink functions."""
+    """The outputs for sink functions; empty where no function is called."""
     lookups: tuple[LookupVersion, ...] = ()
     """The versions of lookups, which the first commit names, too."""
 
@@ -74,6 +74,7 @@ class Evaluator:
         tables: Sequence[tuple[SinkSpec, DeltaSink]],
         functions: Sequence[SinkSpec],
         repeatable: bool,
+        row_by_row: bool,
         newest: BatchId,
         activity: Activity,
         lookups: StageLookups | None = None,
@@ -88,6 +89,7 @@ class Evaluator:
             tables: its Delta sinks, likewise, after the channels.
             functions: its other sinks.
             repeatable: whether its frame has the same rows however often it is evaluated.
+            row_by_row: whether a batch that reads no rows has none in any output.
             newest: the newest batch that an output holds, `NO_BATCH` if none holds any.
             activity: is told which output is evaluated.
             lookups: its lookups; Spark runs its stream alone then, and the frame of a batch is made here.
@@ -98,6 +100,7 @@ class Evaluator:
         self._tables = {table.uri: (sink, table) for sink, table in tables}
         self._called = [sink.source.name for sink in functions]
         self._repeatable = {MAIN_OUTPUT: repeatable}
+        self._row_by_row = row_by_row
         left = sweep_staging(ctx.root, spec.name, over(ctx.attempt, ctx.run, newest))
         self._staged = {directory: made_for.batch for directory, made_for in left.items()}
         self._lookups = lookups
@@ -113,7 +116,8 @@ class Evaluator:
         `committed` is what outputs hold of the batch.
 
         An `idle` batch, which reads no rows, skips a table whose rows each batch replaces once the attempt
-        has written it: the batch would write the same rows.
+        has written it: the batch would write the same rows. If the stage works row by row, nothing is
+        evaluated, and no function is called; the first commit says that no output has rows.
 
         A stateful frame must be run even if nobody needs its rows, or Spark refuses the batch.
 
@@ -123,6 +127,9 @@ class Evaluator:
         for directory in [d for d, staged in self._staged.items() if staged < batch]:
             delete_staged(self._ctx.root, directory)
             del self._staged[directory]
+        if idle and self._row_by_row and committed is None:
+            yield Evaluated({}, tuple(Staged(c.output, c.table) for c in self._consumers()), {})
+            return
         consumers = [
             consumer
             for consumer in self._consumers()

@@ -102,6 +102,7 @@ class Outputs:
         sinks: Sequence[SinkSpec],
         watched: WatchedTables | None = None,
         repeatable: bool = True,
+        row_by_row: bool = False,
         lookups: StageLookups | None = None,
     ) -> None:
         """Take the handles over.
@@ -114,6 +115,7 @@ class Outputs:
             sinks: its sinks, in order.
             watched: the tables that a sink function writes by itself, None if it names none.
             repeatable: whether the stage's frame has the same rows however often it is evaluated.
+            row_by_row: whether the stage's frame has no rows in a batch that reads none.
             lookups: its lookups.
         """
         self._ctx = ctx
@@ -139,6 +141,11 @@ class Outputs:
             **{ctx.root.channel(writer.channel): writer for writer in self.channels},
             **{table.uri: table for _, table in self._tables},
         }
+        self.row_by_row = row_by_row and lookups is None and not spec.outputs
+        """Whether a batch that reads no rows has none in any output; nothing is evaluated then.
+
+        The frame of a further output is made of the batch: a sum of no rows is a row.
+        """
         self._newest = max((output.log.last_batch() for output in self._by_table.values()), default=NO_BATCH)
         """The newest batch that an output may hold."""
         last = self.repeated(self._newest) if lookups is not None and self._newest != NO_BATCH else None
@@ -149,6 +156,7 @@ class Outputs:
             tables=self._tables,
             functions=self._functions,
             repeatable=repeatable,
+            row_by_row=self.row_by_row,
             lookups=lookups,
             newest=self._newest,
             activity=self.activity,
@@ -245,12 +253,14 @@ class Outputs:
             self._ctx.failpoint(f"batch.{self._spec.name}.commit-{sink.name}.after")
 
     def call_functions(self, given: Evaluated, batch: BatchId, epoch: CheckpointId) -> None:
-        """Call the sink functions with the rows that the commits have settled.
+        """Call the sink functions with the rows that the commits have settled, if any may be there.
 
         Raises:
             UsageError: a table that a function should write is not there after it.
         """
         for sink in self._functions:
+            if sink.source.name not in given.frames:
+                continue
             app = self._ctx.app_id(self._spec.name, sink.name)
             value = Current(
                 self._ctx.job,

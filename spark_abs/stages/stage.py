@@ -235,9 +235,7 @@ class StageRunner:
             marker = self._choice.of_inputs(planned)
         self._watch_alignment(after, began)
         failpoint(f"batch.{self.name}.files.before")  # 4
-        seen, now = planned.offsets_before, planned.offsets
-        idle = seen is not None and self._outputs.replaces and not reads_rows(self._ctx.root, seen, now)
-        with self._outputs.evaluated(frame, batch, repeated, idle=idle) as given:
+        with self._outputs.evaluated(frame, batch, repeated, idle=self._is_idle(planned)) as given:
             failpoint(f"batch.{self.name}.files.after")
             if marker is None:  # 5: what is open now, not what was open before the rows were there
                 done = self._outputs.commit_free(given, facts, self._choice.now(after))
@@ -257,6 +255,17 @@ class StageRunner:
                 done.barrier, batch, positions=after, channels=versions, began_ms=began, waited_ms=waited_ms
             )
         failpoint(f"batch.{self.name}.handover.after")
+
+    def _is_idle(self, planned: Planned) -> bool:
+        """Say whether a batch surely reads no rows; False where the outputs would do no less.
+
+        A log is read only where that may be: of a stage that works row by row, for a batch with a barrier.
+        """
+        asked = self._outputs.replaces or (
+            self._outputs.row_by_row and any(position.at_barrier for position in planned.after)
+        )
+        before = planned.offsets_before
+        return asked and before is not None and not reads_rows(self._ctx.root, before, planned.offsets)
 
     def _note_positions(self, planned: Planned, now: int) -> None:
         """Remember for operators which inputs the batch reads from, and its watermark."""

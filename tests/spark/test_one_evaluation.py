@@ -10,9 +10,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark_abs.errors import StageFailed
+from spark_abs.errors import AbsError, StageFailed
 from spark_abs.job import Job
-from tests.job_support import Feed, read_table
+from spark_abs.run.run import Run
+from tests.job_support import Feed, eventually, read_table
 from tests.spark.conftest import Start
 
 ROWS = 6
@@ -168,3 +169,102 @@ def test_what_one_output_has_committed_decides_the_others(drawn: Drawn, start: S
     fail(drawn, start, "batch.drawn.commit-drawn.after")
     run(drawn, start)
     drawn.assert_alike()
+
+
+@dataclass
+class Quiet:
+    """A job of which one stage works row by row, and another keeps state; each has a function.
+
+    numbers ─┬─ even ─┬─ after ── table after
+             │        ├─ table even
+             │        └─ function told
+             └─ counts ── function counted
+    """
+
+    spark: SparkSession
+    base: Path
+    given: dict[str, list[int]] = field(default_factory=lambda: {"told": [], "counted": []})
+    """The rows that each function was given, call by call."""
+    fails_at: str = ""
+
+    def __post_init__(self) -> None:
+        self.feed = Feed(self.spark, self.base / "feed", "id long")
+
+    def failpoint(self, point: str) -> None:
+        if point == self.fails_at:
+            raise OSError(f"no luck at {point}")
+
+    def declare(self) -> Job:
+        job = Job("quiet", root=str(self.base / "root"), spark=self.spark, interval="1h")
+        job.failpoint = self.failpoint
+        numbers = job.source("numbers", self.feed.stream())
+        even = job.stage("even", [numbers], lambda frame: frame.where("id % 2 = 0"))
+        counts = job.stage("counts", [numbers], lambda f: f.groupBy("id").count(), output_mode="update")
+        job.sink("after", job.stage("after", [even], lambda frame: frame), table=str(self.base / "after"))
+        job.sink("even", even, table=str(self.base / "even"))
+        for name, source in (("told", even), ("counted", counts)):
+            job.sink(name, source, foreach_batch=self._function(name))
+        return job
+
+    def _function(self, name: str) -> Callable[[DataFrame, int], None]:
+        return lambda frame, _: self.given[name].append(frame.count())
+
+    def write(self, *ids: int) -> None:
+        self.feed.write(*({"id": number} for number in ids))
+
+    def assert_even(self, *ids: int) -> None:
+        for table in ("even", "after"):
+            assert sorted(read_table(self.base / table)["id"].to_pylist()) == list(ids), table
+        assert sum(self.given["told"]) == len(ids)
+
+    def spark_jobs(self, run: Run, stage: str) -> int:
+        group = str(run.query(stage).runId)
+        return len(self.spark.sparkContext.statusTracker().getJobIdsForGroup(group))
+
+
+def test_a_barrier_without_rows_evaluates_nothing_and_calls_no_function(
+    spark: SparkSession, tmp_path: Path, start: Start
+) -> None:
+    """Where state is kept the frame may have rows all the same: of a window that ends, or of a timer."""
+    quiet = Quiet(spark, tmp_path)
+    quiet.write(1, 2, 4)
+    run = start(quiet.declare())
+    eventually(run, lambda: [sum(rows) for rows in quiet.given.values()] == [2, 3], "all rows")
+    run.checkpoint()
+    told, counted = (tuple(rows) for rows in quiet.given.values())
+    jobs, batches = quiet.spark_jobs(run, "even"), newest_batch(quiet, "even")
+    for _ in range(2):
+        run.checkpoint()
+    assert quiet.given == {"told": [*told], "counted": [*counted, 0, 0]}
+    assert quiet.spark_jobs(run, "even") == jobs
+    assert newest_batch(quiet, "even") == batches + 2
+    quiet.write(6, 7)
+    run.checkpoint()
+    quiet.assert_even(2, 4, 6)
+    run.stop()
+
+
+def test_killed_between_the_commits_of_a_barrier_without_rows(
+    spark: SparkSession, tmp_path: Path, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first commit says that no output has rows: the others do not evaluate it again."""
+    quiet = Quiet(spark, tmp_path)
+    quiet.write(2)
+    run = start(quiet.declare())
+    eventually(run, lambda: sum(quiet.given["told"]) == 1, "the row")
+    run.checkpoint()
+    quiet.fails_at = "batch.even.commit-main.after"
+    with pytest.raises(AbsError):
+        run.checkpoint()
+    with pytest.raises(StageFailed, match="no luck"):
+        run.await_termination(60)
+    quiet.fails_at = ""
+    quiet.write(4)
+    assert start(quiet.declare(), available_now=True).await_termination(120)
+    quiet.assert_even(2, 4)
+    assert "is evaluated again" not in caplog.text
+
+
+def newest_batch(quiet: Quiet, stage: str) -> int:
+    commits = quiet.base / "root" / "native" / "1" / stage / "commits"
+    return max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
