@@ -24,6 +24,7 @@ from bench import (
     nexmark,
     outside,
     overhead,
+    planning,
     recovery,
     repeats,
     slow_consumer,
@@ -49,6 +50,7 @@ def _groups(
         "commits": lambda: commits.figures(base, console),
         "watching": lambda: watching.figures(base, console),
         "moments": lambda: moments.figures(console),
+        "planning": lambda: planning.figures(base, runs, console),
         "deciding": lambda: gate.deciding(base, runs, console),
         "reading": lambda: gate.reading(session(), base, runs, console),
         "disk": lambda: local_disk.figures(session(), base, runs, console),
@@ -90,8 +92,8 @@ def main(
 ) -> None:
     """Measure GROUPS, all of them if none is named; flink only where `make bench-flink` says where it is.
 
-    They are: commits, watching, moments, deciding, reading, disk, hop, visible, idle, start, wide, overhead,
-    recovery, outside, repeats, epochs, flink, nexmark, slow, overtaking, functions, state, job.
+    They are: commits, watching, moments, planning, deciding, reading, disk, hop, visible, idle, start, wide,
+    overhead, recovery, outside, repeats, epochs, flink, nexmark, slow, overtaking, functions, state, job.
     """
     os.chdir(Path(__file__).parents[2])
     with tempfile.TemporaryDirectory(prefix="spark-abs-bench-", ignore_cleanup_errors=True) as base:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
-from bench import commits, gate, moments, watching
+from bench import commits, gate, moments, planning, watching
 from bench.figures import figure, ratios, save
 from bench.traffic import write_events
 from rich.console import Console
@@ -53,6 +53,14 @@ def test_the_distance_to_a_cut_is_less_than_a_few_batches() -> None:
         low, high = (found[f"rewind_distance_{shape}_{load}"] for load in ("low", "high"))
         assert 0 <= low.min <= low.value < moments.INTERVAL_S < low.max < 2 * moments.INTERVAL_S
         assert high.max > low.max
+
+
+def test_the_plan_of_a_rewind_is_measured_in_a_process_of_its_own(tmp_path: Path) -> None:
+    console = Console(record=True, width=200)
+    cpu, memory = planning.figures(tmp_path, 1, console, batches=4)
+    assert (cpu.bench, cpu.unit, memory.bench) == ("rewind_plan_cpu_seconds", "s", "rewind_plan_memory_mb")
+    assert console.export_text().startswith("10 queries go back")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_traffic_is_the_same_for_the_same_seed(tmp_path: Path) -> None:
