@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from spark_abs.errors import AbsError, StageFailed
 from spark_abs.job import Job
 from spark_abs.run.run import Run
+from spark_abs.spark.plans import plan_facts
 from tests.job_support import Feed, eventually, read_table
 from tests.spark.conftest import Start
 
@@ -169,6 +170,46 @@ def test_what_one_output_has_committed_decides_the_others(drawn: Drawn, start: S
     fail(drawn, start, "batch.drawn.commit-drawn.after")
     run(drawn, start)
     drawn.assert_alike()
+
+
+def price_of(spark: SparkSession) -> DataFrame:
+    return spark.createDataFrame([(1, 2)], "value long, price long")
+
+
+def ticks(spark: SparkSession) -> DataFrame:
+    return spark.readStream.format("rate").load()
+
+
+ROW_BY_ROW: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "as it is": lambda f: f,
+    "columns, also random ones": lambda f: f.where("value > 1").withColumn("k", F.expr("uuid()")),
+    "a function of Python": lambda f: f.select(F.udf(lambda v: v + 1, "long")("value").alias("v")),
+    "a watermark": lambda f: f.withWatermark("timestamp", "1 second").repartition(3),
+    "a union": lambda f: f.unionByName(ticks(f.sparkSession)),
+    "explode": lambda f: f.select(F.explode(F.array("value", "value"))),
+    "a join with a table": lambda f: f.join(price_of(f.sparkSession), "value", "left"),
+}
+MORE: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "counts": lambda f: f.groupBy("value").count(),
+    "distinct": lambda f: f.distinct(),
+    "without duplicates": lambda f: f.dropDuplicates(["value"]),
+    "the first ones": lambda f: f.limit(3),
+    "a join of streams": lambda f: f.join(ticks(f.sparkSession).select("value"), "value"),
+    "a function over partitions": lambda f: f.mapInPandas(lambda parts: parts, f.schema),
+    "another one": lambda f: f.mapInArrow(lambda parts: parts, f.schema),
+    "an observation": lambda f: f.observe("seen", F.count("*")),
+}
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [*((made, True) for made in ROW_BY_ROW.values()), *((made, False) for made in MORE.values())],
+    ids=[*ROW_BY_ROW, *MORE],
+)
+def test_the_plan_says_whether_a_stage_works_row_by_row(
+    spark: SparkSession, made: Callable[[DataFrame], DataFrame], expected: bool
+) -> None:
+    assert plan_facts(made(ticks(spark))).row_by_row == expected
 
 
 @dataclass
