@@ -145,6 +145,8 @@ class StageSnapshot:
     timings: Timings = Timings()
     carried: CheckpointId | None = None
     """For a query that was not running: the earlier checkpoint whose snapshot is repeated here."""
+    directory: str = ""
+    """Of a watched query: its checkpoint directory, from which it was copied."""
 
     @property
     def size_full(self) -> int:

@@ -44,6 +44,11 @@ FORMAT = 1
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 
+def is_name(text: str) -> bool:
+    """Say whether a text may be part of a path."""
+    return _NAME.fullmatch(text) is not None
+
+
 def checked_name(name: str, what: str) -> str:
     """Return `name` if it may be part of a path.
 
@@ -51,7 +56,7 @@ def checked_name(name: str, what: str) -> str:
         UsageError: it has characters other than letters, digits, `_` and `-`, or does not begin with a
             letter.
     """
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not is_name(name):
         raise UsageError(
             f"{what} {name!r} is not a name: letters, digits, '_' and '-', "
             "a letter first, at most 64 characters"

@@ -24,7 +24,10 @@ MOST_LATE = 8
 STAGES = (
     ("stage", False),
     ("finished batch", True),
+    ("ended", True),
     ("unfinished", True),
+    ("planned", True),
+    ("watermark lag", True),
     ("checkpoint", True),
     ("up to batch", True),
     ("restarts", True),
@@ -88,7 +91,7 @@ def _text(out: Output, found: JobStatus, now_ms: int) -> None:
     if any(stage.activity is not None for stage in found.stages):
         out.table(LIVE, (_live(stage, now_ms) for stage in found.stages))
     else:
-        out.table(STAGES, map(_recorded, found.stages))
+        out.table(STAGES, (_recorded(stage, now_ms) for stage in found.stages))
 
 
 def _pairs(found: JobStatus, now_ms: int) -> Iterator[tuple[str, str]]:
@@ -115,7 +118,7 @@ def _pairs(found: JobStatus, now_ms: int) -> Iterator[tuple[str, str]]:
     if found.told_ms is not None:
         for stage in [stage for stage in found.stages if stage.waiting][:MOST_LATE]:
             yield "held up by" if stage.first else "waits", f"{stage.stage}: {one_line(stage.waiting)}"
-    yield from _completed(found)
+    yield from _completed(found, now_ms)
     if found.oldest_age_ms is not None:
         logs = "" if found.job == WATCHED_JOB else ": channels keep their logs since then"
         yield "kept", f"{found.kept}, the oldest from {duration(found.oldest_age_ms)} ago{logs}"
@@ -130,9 +133,13 @@ def _pairs(found: JobStatus, now_ms: int) -> Iterator[tuple[str, str]]:
         yield "waiting command", f"{command.kind}{name}, for {duration(now_ms - command.asked_ms)}"
 
 
-def _completed(found: JobStatus) -> Iterator[tuple[str, str]]:
+def _completed(found: JobStatus, now_ms: int) -> Iterator[tuple[str, str]]:
     if found.last is None:
         yield "last completed", "none"
+        return
+    if found.moment_ms is not None:
+        kept = f"kept {duration(found.last.age_ms)} ago"
+        yield "newest cut", f"{found.last.id}, of {duration(max(0, now_ms - found.moment_ms))} ago, {kept}"
         return
     damage = "" if found.last.damage is None else f", damaged: {one_line(found.last.damage)}"
     yield "last completed", f"{found.last.id}, {duration(found.last.age_ms)} ago{damage}"
@@ -141,12 +148,16 @@ def _completed(found: JobStatus) -> Iterator[tuple[str, str]]:
         yield "skipped", f"{found.skipped} checkpoints since then: {until}"
 
 
-def _recorded(stage: StageStatus) -> tuple[str, ...]:
+def _recorded(stage: StageStatus, now_ms: int) -> tuple[str, ...]:
+    done = stage.planned == stage.finished
     late = f"late for the open checkpoint: {one_line(stage.waiting)}" if stage.waiting else ""
     return (
         stage.stage,
         batch_number(stage.finished),
-        "" if stage.planned == stage.finished else batch_number(stage.planned),
+        _since(stage.finished_ms, now_ms),
+        "" if done else batch_number(stage.planned),
+        "" if done else _since(stage.planned_ms, now_ms),
+        _watermark_lag(stage.watermark_ms or 0, now_ms),
         text_of(stage.checkpoint),
         "-" if stage.cut is None else batch_number(stage.cut),
         str(stage.restarts or "-"),
@@ -163,12 +174,12 @@ def _live(stage: StageStatus, now_ms: int) -> tuple[str, ...]:
         batch_number(doing.batch if doing.under_way else stage.finished),
         _since(doing.began_ms, now_ms) if doing.under_way else "-",
         duration(doing.last_ms),
-        _since(doing.ended_ms, now_ms),
+        _since(stage.finished_ms if doing.ended_ms is None else doing.ended_ms, now_ms),
         "-" if doing.rows_per_s is None else f"{doing.rows_per_s:.0f}",
         _counted(inputs, sum(one.rows for one in inputs)),
         _sized(inputs, sum(one.size for one in inputs)),
         duration(lag) if lag else "-",
-        _watermark_lag(doing.watermark_ms, now_ms),
+        _watermark_lag(doing.watermark_ms or stage.watermark_ms or 0, now_ms),
         text_of(doing.state_rows),
         str(stage.restarts or "-"),
         text_of(stage.checkpoint),

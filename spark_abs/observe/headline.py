@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from spark_abs.model import NO_BATCH
 from spark_abs.observe.status import JobStatus, StageStatus
-from spark_abs.protocol.control import Paused
+from spark_abs.protocol.control import WATCHED_JOB, Paused
 from spark_abs.quantities import duration_said
 
 _OLD_MS = 15_000
@@ -26,6 +26,8 @@ def paused_said(paused: Sequence[Paused], now_ms: int) -> str:
 
 
 def _said(found: JobStatus, now_ms: int) -> str:
+    if found.job == WATCHED_JOB:
+        return _watched(found, now_ms)
     job = f"job {found.job}"
     if not found.ready:
         return f"{job}: a restore is not finished; run the same restore again"
@@ -51,6 +53,21 @@ def _said(found: JobStatus, now_ms: int) -> str:
     if found.skipped and found.unchanged_ms is not None:
         last += f"; nothing was done until {duration_said(found.unchanged_ms)} ago"
     return f"{job} runs and {last}"
+
+
+def _watched(found: JobStatus, now_ms: int) -> str:
+    """Say how old the newest kept cut is, and whether a watcher is at work: queries need none to run."""
+    kept = "no kept cut can be read" if found.kept else "no cut is kept yet"
+    if found.last is not None and found.moment_ms is not None:
+        kept = f"the newest cut is {found.last.id}, {duration_said(max(0, now_ms - found.moment_ms))} old"
+    elif found.last is not None:
+        kept = f"the newest cut, {found.last.id}, cannot be read: {found.last.damage or 'it was removed'}"
+    if found.alive is not None:
+        return f"{found.job}: a watcher is at work, {kept}"
+    if found.run is None:
+        return f"{found.job}: no watcher has been at work"
+    how = "was killed, or its machine was lost" if found.killed else _ended(found.run.ended)
+    return f"{found.job}: no watcher is at work, {kept}; run {found.run.id} {how}"
 
 
 def without_progress(stage: StageStatus) -> str:

@@ -7,15 +7,29 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from spark_abs.errors import CheckpointNotFound, DamageError
-from spark_abs.manifest import Manifest
+from pyarrow import fs
+
+from spark_abs.errors import AbsError, CheckpointNotFound, DamageError
+from spark_abs.manifest import Manifest, StageSnapshot
 from spark_abs.manifests.find import open_existing
-from spark_abs.model import AttemptId, BatchId, CheckpointId, RunId, RunKind, StageId
+from spark_abs.model import AttemptId, BatchId, CheckpointId, RunId, RunKind, StageId, is_name
 from spark_abs.observe.listing import CheckpointRow, checkpoint_rows
+from spark_abs.observe.stored_batches import StoredBatches, stored_batches
 from spark_abs.observe.tally import Tally
-from spark_abs.protocol.control import Aborted, Command, ControlState, Paused, Run, forgotten
+from spark_abs.protocol.attempt import Attempt
+from spark_abs.protocol.control import (
+    WATCHED_JOB,
+    WRAPPED_JOB,
+    Aborted,
+    Command,
+    ControlState,
+    Paused,
+    Run,
+    forgotten,
+)
 from spark_abs.settings import Settings
-from spark_abs.snapshots.capture import newest_batch
+from spark_abs.snapshots.identity import identity, of_text
+from spark_abs.snapshots.materialise import METADATA
 from spark_abs.store.activity import RunActivity, Skips, StageActivity, read_activity
 from spark_abs.store.control import Control
 from spark_abs.store.history import PATH, History, RunEvents
@@ -76,7 +90,7 @@ class StageStatus:
     stage: StageId
     finished: BatchId | None
     """The newest finished batch, `NO_BATCH` before the first. None if the native checkpoint does not exist
-    yet, or cannot be seen from this machine."""
+    yet, or cannot be seen from this machine. That of a watched query is where the watcher found it."""
     planned: BatchId | None
     """The newest planned batch. If it is after `finished`, it is under way, or the next start repeats it."""
     checkpoint: CheckpointId | None = None
@@ -87,6 +101,12 @@ class StageStatus:
     """Of the live run."""
     failing: FailingBatch | None = None
     """In the live run."""
+    finished_ms: int | None = None
+    """When the end of `finished` was recorded, by the clock of the store."""
+    planned_ms: int | None = None
+    """When `planned` was planned."""
+    watermark_ms: int | None = None
+    """Of `planned`; None without a watermark, or if it is not known from here."""
     waiting: str = ""
     """Why an open checkpoint waits for it: now, or, if the run tells nothing, when it became unaligned."""
     first: bool = False
@@ -159,6 +179,8 @@ class JobStatus:
     """Sources that begin no batch until they are resumed, of this run and of the next."""
     skipped: int = 0
     """Periodic checkpoints that the live run has skipped since `last`, since they would have equalled it."""
+    moment_ms: int | None = None
+    """Of watched queries: when the last batch in `last` had ended. None without one, and if it is damaged."""
     unchanged_ms: int | None = None
     """Since the last of them was due: until then `last` was all that the job had done. None without one."""
 
@@ -223,7 +245,8 @@ def status_and_activity(
     elif run is not None and root.place(PATH).exists():
         events = History(root).of_run(run.id)
     live = alive is not None and run is not None and alive.run == run.id
-    stages = _stages(root, state, manifest, events if live else RunEvents())
+    told = () if activity is None else (one.stage for one in activity.stages)
+    stages = _stages(root, state, manifest, events if live else RunEvents(), told)
     found = JobStatus(
         root=root.uri,
         job=state.job,
@@ -250,6 +273,7 @@ def status_and_activity(
         oldest_age_ms=max((row.age_ms for row in rows if row.age_ms is not None), default=None),
         paused=state.paused,
         skipped=skips.number,
+        moment_ms=manifest.acked_ms if manifest is not None and state.job == WATCHED_JOB else None,
         unchanged_ms=None if skips.at_ms is None else max(0, now_ms - skips.at_ms),
     )
     return found, activity
@@ -307,13 +331,17 @@ def _manifest(root: Root, job: str, last: CheckpointRow | None) -> tuple[Manifes
 
 
 def _stages(
-    root: Root, state: ControlState, manifest: Manifest | None, events: RunEvents
+    root: Root,
+    state: ControlState,
+    manifest: Manifest | None,
+    events: RunEvents,
+    told: Iterable[StageId],
 ) -> list[StageStatus]:
-    """Return the stages of the newest attempt; `events` are those of the live run."""
+    """Return the stages of the newest attempt; `events` and `told` stages are those of the live run."""
     unsettled = {claim.barrier.id for claim in state.claims}
     waiting = {stage: why for checkpoint, stage, why in events.late if checkpoint in unsettled}
     found = []
-    for name in _names(state, manifest, (stage for stage, _, _ in events.restarts)):
+    for name in _names(root, state, manifest, (*told, *(stage for stage, _, _ in events.restarts))):
         stage = _stage(root, state, name, manifest)
         mine = [(batch, cause) for failed, batch, cause in events.restarts if failed == name]
         failing = _failing(mine, stage.finished)
@@ -322,32 +350,61 @@ def _stages(
 
 
 def _names(
-    state: ControlState, manifest: Manifest | None, restarted: Iterable[StageId]
+    root: Root, state: ControlState, manifest: Manifest | None, live: Iterable[StageId]
 ) -> tuple[StageId, ...]:
     """Return the stages that the newest run has declared; if none is recorded, those of the last checkpoint.
 
-    None is recorded of wrapped queries, after a restore until the next start, and by earlier versions.
+    None is recorded after a restore until the next start, by earlier versions, and of wrapped queries. Those
+    that no checkpoint has yet are known from their native checkpoints, or from a live run.
     """
+    gone = forgotten(state)
     names = [shape.stage for shape in state.attempt.shapes]
     if not names and manifest is not None:
-        gone = forgotten(state)
         names = [each.stage for each in manifest.stages if each.stage not in gone]
-    return tuple(dict.fromkeys((*names, *restarted)))
+    if state.job == WRAPPED_JOB:
+        names += [name for name in _begun(root, state.attempt) if name not in gone]
+    return tuple(dict.fromkeys((*names, *live)))
+
+
+def _begun(root: Root, attempt: Attempt) -> list[StageId]:
+    """Return the wrapped queries that have a native checkpoint in an attempt."""
+    top = root.anywhere(f"{attempt.natives}/{int(attempt.id)}")
+    found = top.fs.get_file_info(fs.FileSelector(top.path, allow_not_found=True))
+    directories = sorted(info.base_name for info in found if info.type is fs.FileType.Directory)
+    return [StageId(name) for name in directories if is_name(name)]
 
 
 def _stage(root: Root, state: ControlState, stage: StageId, manifest: Manifest | None) -> StageStatus:
-    attempt = state.attempt
-    native = root.native(attempt.natives, attempt.id, attempt.directory(stage))
-    there = native.exists()
+    snapshot = None if manifest is None else manifest.stage(stage)
+    if state.job == WATCHED_JOB:
+        batches = StoredBatches() if snapshot is None else _of_watched(root, snapshot)
+    else:
+        attempt = state.attempt
+        batches = stored_batches(root.native(attempt.natives, attempt.id, attempt.directory(stage)))
     found = StageStatus(
         stage,
-        finished=newest_batch(native, "commits") if there else None,
-        planned=newest_batch(native, "offsets") if there else None,
+        finished=batches.finished,
+        planned=batches.planned,
+        finished_ms=batches.finished_ms,
+        planned_ms=batches.planned_ms,
+        watermark_ms=batches.watermark_ms,
     )
-    snapshot = None if manifest is None else manifest.stage(stage)
     if manifest is None or snapshot is None:
         return found
     return replace(found, checkpoint=snapshot.carried or manifest.id, cut=snapshot.cut_batch)
+
+
+def _of_watched(root: Root, kept: StageSnapshot) -> StoredBatches:
+    """Return how far a watched query is, if its directory can be seen from here and is still that query's."""
+    if not kept.directory:  # of an earlier version
+        return StoredBatches()
+    try:
+        place = root.storage.place(kept.directory)
+        metadata = place.read(METADATA)
+        same = metadata is not None and of_text(metadata.decode()) == identity(kept)
+        return stored_batches(place) if same else StoredBatches()
+    except (AbsError, OSError, UnicodeDecodeError):
+        return StoredBatches()
 
 
 def _failing(restarts: Sequence[tuple[BatchId, str]], finished: BatchId | None) -> FailingBatch | None:

@@ -21,6 +21,7 @@ from spark_abs.protocol.control import WATCHED_JOB
 from spark_abs.rewind.journal import Brought
 from spark_abs.rewind.query import KeptBatch, QueryFacts, rewinds_of
 from spark_abs.rewind.table import TableFacts
+from spark_abs.snapshots.identity import identity, of_text
 from spark_abs.snapshots.materialise import METADATA, make_directory, put
 from spark_abs.snapshots.operators import stored_texts
 from spark_abs.snapshots.packs import CHUNK, PackReader
@@ -113,16 +114,6 @@ def kept_cuts(root: Root, queries: Sequence[QueryFacts]) -> Iterator[KeptCut]:
         }
         if len(parts) == len(known):
             yield KeptCut(root, manifest.id, manifest.acked_ms, parts)
-
-
-def identity(part: StageSnapshot) -> str:
-    """Return the hash of the file with the query's id, empty if it is not kept."""
-    return next((file.sha256 for file in part.files if file.path == METADATA), "")
-
-
-def of_text(metadata: str) -> str:
-    """Return the hash of the text of `metadata`, by which a query is known."""
-    return hashlib.sha256(metadata.encode()).hexdigest()
 
 
 def _is_past(query: QueryFacts, part: StageSnapshot) -> bool:

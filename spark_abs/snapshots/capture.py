@@ -44,9 +44,15 @@ ATTEMPTS = 5
 
 def newest_batch(native: Place, log: str) -> BatchId:
     """Return the newest batch in a log of a native checkpoint, `offsets` or `commits`; `NO_BATCH` if none."""
+    found = newest_file(native, log)
+    return NO_BATCH if found is None else BatchId(int(found.base_name))
+
+
+def newest_file(native: Place, log: str) -> fs.FileInfo | None:
+    """Return the file of the newest batch in a log of a native checkpoint; None if there is no batch."""
     selector = fs.FileSelector(f"{native.path}/{log}", allow_not_found=True)
-    names = (info.base_name for info in native.fs.get_file_info(selector))
-    return max((BatchId(int(name)) for name in names if name.isdigit()), default=NO_BATCH)
+    files = (info for info in native.fs.get_file_info(selector) if info.base_name.isdigit())
+    return max(files, key=lambda info: int(info.base_name), default=None)
 
 
 class CaptureIncomplete(AbsError):

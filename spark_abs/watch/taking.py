@@ -19,10 +19,10 @@ from spark_abs.model import (
     Version,
 )
 from spark_abs.protocol.control import WATCHED_JOB
-from spark_abs.rewind.kept import identity, of_text
 from spark_abs.rewind.plan import version_at
 from spark_abs.rewind.query import QueryFacts
 from spark_abs.rewind.survey import Survey
+from spark_abs.snapshots.identity import identity, of_text
 from spark_abs.snapshots.take import StageCopy
 
 MOST = 10
@@ -84,9 +84,9 @@ def tables_of(found: Survey, cut: Mapping[str, int], query: QueryFacts) -> tuple
 
 
 def part_of(
-    name: StageId, copy: StageCopy, tables: tuple[OutputVersion, ...], taken_ms: int
+    name: StageId, directory: str, copy: StageCopy, tables: tuple[OutputVersion, ...], taken_ms: int
 ) -> StageSnapshot:
-    """Return the part of a query, copied and with its tables."""
+    """Return the part of a query, copied from its checkpoint directory, and with its tables."""
     return StageSnapshot(
         stage=name,
         cut_batch=copy.cut_batch,
@@ -99,6 +99,7 @@ def part_of(
         files=copy.files,
         size_new=copy.size_new,
         timings=Timings(async_ms=taken_ms, end_to_end_ms=taken_ms),
+        directory=directory,
     )
 
 

@@ -30,10 +30,10 @@ from spark_abs.model import Barrier, CheckpointId, CheckpointKind, RunId
 from spark_abs.observe.status import lease_timeout_ms, live_run
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol.control import WATCHED_JOB, Aborted
-from spark_abs.rewind.kept import identity, of_text
 from spark_abs.rewind.query import QueryFacts
 from spark_abs.rewind.survey import Survey, survey
 from spark_abs.snapshots.capture import CaptureIncomplete
+from spark_abs.snapshots.identity import identity, of_text
 from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.snapshots.sweep import sweep
 from spark_abs.snapshots.take import snapshot_stage
@@ -222,7 +222,8 @@ class Watcher:
             self._failpoint(f"watch.{query.name}.copy.before")
             began = steady_ms()
             copy = snapshot_stage(self._storage, barrier.id, query.place, batch_of(found, cut, query))
-            part = part_of(names[query.name], copy, tables_of(found, cut, query), steady_ms() - began)
+            took, tables = steady_ms() - began, tables_of(found, cut, query)
+            part = part_of(names[query.name], query.place.uri, copy, tables, took)
             _require_same(query, part)
             stages.append(part)
             self._failpoint(f"watch.{query.name}.copy.after")

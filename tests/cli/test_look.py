@@ -143,7 +143,10 @@ def test_status_shows_how_far_each_stage_is(job: SmallJob, cli: Cli) -> None:
     ]
     heading, *rows = cli("status").stdout.partition("\n\n")[2].splitlines()
     assert heading.split("  ")[0] == "stage"
-    assert [row.split() for row in rows] == [["a", "1", "2", "1", "-"], ["b", "1", "2", "2", "1", "-"]]
+    assert [row.split() for row in rows] == [
+        ["a", "1", "0", "ms", "-", "2", "1", "-"],
+        ["b", "1", "0", "ms", "2", "-", "-", "2", "1", "-"],
+    ]
     shutil.rmtree(native)
     assert [s["finished"] for s in cli.json("status")["stages"]] == [None, None]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,18 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import spark_abs
 from spark_abs.manifests.manifest_table import Checkpoints
+from spark_abs.model import NO_BATCH, StageId
+from spark_abs.observe.headline import headline
+from spark_abs.observe.status import StageStatus
+from spark_abs.store.activity import Phase, StageActivity
+from spark_abs.store.clock import now_ms
 from spark_abs.store.root import Root
-from tests.job_support import Feed
-from tests.wrapped_support import SCHEMA, append_to, begin, command, holds, ids, running, stop, wait
+from tests.job_support import EPOCH, Feed
+from tests.wrapped_support import SCHEMA, append_to, begin, command, covers, holds, ids, running, stop, wait
 
 
 @pytest.mark.parametrize("app", ["", "an id of its own"])
@@ -37,6 +43,52 @@ def test_savepoint_and_the_way_back(spark: SparkSession, tmp_path: Path, app: st
     feed.write({"id": 3})
     with running(feed.stream(), root, "copy", table, app=app) as query:
         wait(lambda: ids(table) == [1, 2, 3], "the right row", query)
+
+
+def test_status_shows_a_query_from_its_first_batch_on_and_after_its_end(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """What the open checkpoint waits for is the function that is called; no checkpoint is complete yet."""
+    root, table = str(tmp_path / "root"), str(tmp_path / "table")
+    feed, freed = Feed(spark, tmp_path / "in", "id long, ts long"), threading.Event()
+    write = append_to(table)
+
+    def held(batch: DataFrame, number: int) -> None:
+        write(batch, number)
+        assert freed.wait(120)
+
+    def stage() -> StageStatus | None:
+        return next(iter(spark_abs.open(root).status().stages), None)
+
+    def told() -> StageActivity:
+        found = stage()
+        return StageActivity(StageId("copy")) if found is None or found.activity is None else found.activity
+
+    feed.write({"id": 1, "ts": 100})
+    function = spark_abs.foreach_batch(held, root=root, stage="copy", interval="300ms", tables=[table])
+    rows = feed.stream().withWatermark("ts", "10 seconds").dropDuplicates(["id", "ts"])
+    started = rows.writeStream.foreachBatch(function)
+    query = started.option("checkpointLocation", spark_abs.checkpoint_location(root, "copy")).start()
+    try:
+        wait(lambda: told().phase is Phase.CALLING, "the function is called", query)
+        wait(lambda: (found := stage()) and found.first, "an open checkpoint waits for it", query)
+        found = spark_abs.open(root).status()
+        (copy,) = found.stages
+        assert found.last is None
+        assert (copy.planned, copy.finished) == (0, NO_BATCH)
+        assert "batch 0 has been under way for " in headline(found, now_ms())
+        freed.set()
+        query.processAllAvailable()
+        wait(lambda: told().rows_per_s is not None, "Spark's figures", query)
+        wait(lambda: told().watermark_ms > 0, "a watermark", query)
+        wait(partial(covers, root, "copy"), "a checkpoint", query)
+    finally:
+        freed.set()
+        stop(root, query)
+    last = stage()
+    assert last is not None
+    assert (last.activity, last.finished, last.finished_ms is None) == (None, last.planned, False)
+    assert last.watermark_ms == (EPOCH + 90) * 1000
 
 
 def test_a_backup_of_the_table_that_was_put_back_is_noticed(spark: SparkSession, tmp_path: Path) -> None:

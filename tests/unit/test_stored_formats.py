@@ -121,6 +121,7 @@ def test_a_manifest_of_every_version_is_read_whole(example: Path) -> None:
         for output in stage["outputs"]:
             output.setdefault("name", "")
         stage.setdefault("carried", None)
+        stage.setdefault("directory", "")
         stage.setdefault("lookups", [])
         stage["timings"] = {**later, **stage["timings"]}
         stage["positions"] = [
