@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from statistics import median_low
 
 from spark_abs.checkpointing.late_stages import late_stages
 from spark_abs.model import Barrier, StageId
@@ -19,6 +20,7 @@ from spark_abs.run_context import RunContext
 from spark_abs.settings import Settings
 from spark_abs.stages.stage import Member
 from spark_abs.store.activity import (
+    PATH,
     WRITE_EVERY_MS,
     Disk,
     Earlier,
@@ -28,7 +30,7 @@ from spark_abs.store.activity import (
     StageActivity,
     write_activity,
 )
-from spark_abs.store.clock import now_ms
+from spark_abs.store.clock import now_ms, steady_ms
 from spark_abs.store.storage import Place
 
 log = logging.getLogger(__name__)
@@ -86,10 +88,12 @@ class Reporter:
         self._done = threading.Event()
         self._written: RunActivity | None = None
         self._took: deque[int] = deque(maxlen=_WRITES)
-        self._sampled_ms = 0
+        self._sampled_ms: int | None = None
         self._lags: dict[StageId, deque[Earlier]] = {}
         self._spaces: dict[str, deque[tuple[int, int]]] = {}
         self._disks: tuple[Disk, ...] = ()
+        self._compared_ms: int | None = None
+        self._ahead_ms: int | None = None
         self._failed = False
         self._thread = threading.Thread(target=self._run, name=f"spark-abs-report-{ctx.run}", daemon=True)
 
@@ -116,33 +120,45 @@ class Reporter:
         now = now_ms()
         found = self._look(now)
         before = self._written
-        if before is not None and now - before.at_ms < ALWAYS_AFTER_MS and _same(before, found):
+        if before is not None and abs(now - before.at_ms) < ALWAYS_AFTER_MS and _same(before, found):
             return
         began = time.monotonic()
         write_activity(self._ctx.root, found)
         self._took.append(int((time.monotonic() - began) * 1000))
         self._written = found
+        if _is_due(self._compared_ms):
+            self._compared_ms = steady_ms()
+            self._ahead_ms = self._ahead_of_store(now, now_ms())
 
     def _look(self, now: int) -> RunActivity:
         stages = self._stages()
         found = tuple(stage.activity() for stage in stages)
-        if now - self._sampled_ms >= SAMPLE_EVERY_MS:
-            self._sampled_ms = now
+        if _is_due(self._sampled_ms):
+            self._sampled_ms = steady_ms()
             self._disks = self._look_at_disks(now)
             self._sample_lags(found, now)
-        earlier = (self._lags[one.stage][0] for one in found if one.stage in self._lags)
+        earlier = (furthest_behind(self._lags[one.stage]) for one in found if one.stage in self._lags)
         return RunActivity(
             self._ctx.run,
             now,
             found,
             late=tuple(self._late(stages, now)),
             write_ms=max(self._took, default=None),
+            usual_write_ms=median_low(self._took) if self._took else None,
+            ahead_of_store_ms=self._ahead_ms,
             disks=self._disks,
             earlier=tuple(earlier),
             settings=_settings(self._settings()),
             versions=_versions(),
             skips=self._skips(),
         )
+
+    def _ahead_of_store(self, began_ms: int, ended_ms: int) -> int | None:
+        """Compare the clocks: the store has received the file at a moment between two of the driver's."""
+        nanoseconds = self._ctx.root.fs.get_file_info(self._ctx.root.path(PATH)).mtime_ns
+        if nanoseconds is None:
+            return None
+        return ahead_ms(int(nanoseconds) // 1_000_000, began_ms, ended_ms)
 
     def _late(self, stages: Sequence[Member], now: int) -> list[Late]:
         found = [
@@ -174,8 +190,42 @@ class Reporter:
         return Disk(path, usage.free, usage.total, before, before_ms)
 
 
+def _is_due(last_ms: int | None) -> bool:
+    """Say whether it is time for the next sample, also if the wall clock was set back."""
+    return last_ms is None or steady_ms() - last_ms >= SAMPLE_EVERY_MS
+
+
+def ahead_ms(stored_ms: int, began_ms: int, ended_ms: int) -> int:
+    """Return how far a clock is ahead of the store's, at least; negative if it is behind.
+
+    Args:
+        stored_ms: when the store received a file, by its clock.
+        began_ms: when its write began, by the other clock.
+        ended_ms: when the write ended, likewise.
+    """
+    return began_ms - stored_ms if stored_ms < began_ms else min(0, ended_ms - stored_ms)
+
+
+def furthest_behind(samples: Sequence[Earlier]) -> Earlier:
+    """Return the sample with the greatest lag among the older half; of one at least.
+
+    A stage with long batches is behind now and then: it is slower than the stages before it if it is further
+    behind than it ever was then.
+    """
+    older = list(samples)[: max(1, len(samples) // 2)]
+    return max(older, key=lambda sample: (sample.lag_ms, sample.at_ms))
+
+
 def _same(before: RunActivity, now: RunActivity) -> bool:
-    return replace(now, at_ms=before.at_ms, write_ms=before.write_ms) == before
+    """Say whether nothing has changed but what is known of the writes themselves."""
+    written = replace(
+        before,
+        at_ms=now.at_ms,
+        write_ms=now.write_ms,
+        usual_write_ms=now.usual_write_ms,
+        ahead_of_store_ms=now.ahead_of_store_ms,
+    )
+    return written == now
 
 
 def _settings(settings: Settings) -> Mapping[str, str]:

@@ -31,16 +31,20 @@ class Limits:
     """So many are needed of a state whose files shrink now and then."""
     growing_size: int = 10 * MB
     skew: float = 8.0
-    """How often the largest state partition is as large as the median."""
+    """How often the largest state partition is as large as the median of the others."""
     skewed_size: int = 8 * MB
+    skewed_late_size: int = 1 * MB
+    """For a stage that holds a checkpoint up: a function that walks all of it for each row is slow then."""
     write_ms: int = 1 * SECOND
     """For a file of some kilobytes."""
     clock_ms: int = 5 * SECOND
     lag_ms: int = 1 * MINUTE
     lag_over_ms: int = 5 * MINUTE
     """The time over which a lag must have grown."""
+    lag_growth: float = 0.1
+    """For so much of this time it must have grown."""
     held_ms: int = 2 * MINUTE
-    """For so long a watermark stands still while another input has rows."""
+    """For so long a watermark stands still while another input has rows, from the first to the last."""
     disk_share: float = 0.03
     disk_full_ms: int = 24 * HOUR
     disk_over_ms: int = 10 * MINUTE
@@ -142,8 +146,16 @@ def _aborted(facts: Facts, limits: Limits) -> Iterator[Diagnosis]:
 
 
 def batch_ms(stage: StageActivity, now_ms: int) -> int:
-    """Return how long the batches of a stage take: the last, or the one under way if that is older."""
-    return max(stage.last_ms or 0, stage.running_ms(now_ms))
+    """Return how long the batches of a stage work: the last, or the one under way if that is longer.
+
+    The time for which a batch waits is that of another stage, or of a person who pauses it.
+    """
+    return max((stage.last_ms or 0) - stage.last_waited_ms, _works_ms(stage, now_ms))
+
+
+def _works_ms(stage: StageActivity, now_ms: int) -> int:
+    """Return how long the batch under way has worked, 0 if there is none or if it waits."""
+    return 0 if stage.phase is Phase.WAITING else max(0, stage.running_ms(now_ms) - stage.waited_ms)
 
 
 def _slow_sinks(facts: Facts, _: Limits) -> Iterator[Diagnosis]:
@@ -161,13 +173,18 @@ def _slow_sinks(facts: Facts, _: Limits) -> Iterator[Diagnosis]:
             "slow-sink",
             f"{does} of stage {stage.stage} takes {length(took)} of a batch of {length(whole)}; a checkpoint "
             f"begins every {length(interval)} and waits for it",
-            "Make the sink faster, give it smaller batches (max_entries_per_batch), or checkpoint less often",
+            f"Make {_WORK_OF[phase]} faster, give it smaller batches (max_entries_per_batch), or checkpoint "
+            "less often",
             _command(facts, "set", f"interval={_seconds(2 * whole)}"),
             stage.stage,
         )
 
 
 _OF_SINKS = (Phase.CALLING, Phase.COMMITTING)
+_WORK_OF = {
+    Phase.CALLING: "the function, or the stage, whose rows Spark may compute inside the call,",
+    Phase.COMMITTING: "the sink",
+}
 
 
 def _interval(facts: Facts, _: Limits) -> Iterator[Diagnosis]:
@@ -189,16 +206,21 @@ def _interval(facts: Facts, _: Limits) -> Iterator[Diagnosis]:
 
 
 def _outlasts(stage: StageActivity, facts: Facts, interval: int) -> bool:
-    waits = stage.phase is Phase.WAITING
-    return not waits and batch_ms(stage, facts.now_ms) > interval
+    """Say whether a batch works for longer than the interval: now, or a moment ago. A job may be at rest."""
+    if _works_ms(stage, facts.now_ms) > interval:
+        return True
+    took, ended = (stage.last_ms or 0) - stage.last_waited_ms, stage.ended_ms
+    return took > interval and ended is not None and facts.now_ms - ended <= took + interval
 
 
 def _hot_keys(facts: Facts, limits: Limits) -> Iterator[Diagnosis]:
+    late = {stage.stage for stage in facts.stages if stage.first}
     for found in facts.partitions:
         if len(found.sizes) < 2:
             continue
         largest, middle = max(found.sizes), median(sorted(found.sizes)[:-1])
-        if largest < limits.skewed_size or largest < limits.skew * max(middle, 1):
+        least = limits.skewed_late_size if found.stage in late else limits.skewed_size
+        if largest < least or largest < limits.skew * max(middle, 1):
             continue
         yield _hot_key(facts, found, largest, int(middle))
 
@@ -210,7 +232,8 @@ def _hot_key(facts: Facts, found: Partitions, largest: int, middle: int) -> Diag
         f"Partition {number} of the state of stage {found.stage} (operator {found.operator}) has "
         f"{bytes_of(largest)}, the others about {bytes_of(middle)}: one key, or a few, hold nearly all of "
         "it, and one task does their work",
-        "Look for the largest keys, bound what a key keeps, or divide the key",
+        "Look for the largest keys (--export TABLE writes all of them), bound what a key keeps, or divide "
+        "the key",
         _command(facts, "state", found.stage, "--operator", str(found.operator)),
         found.stage,
     )
@@ -256,16 +279,16 @@ def _grows(sizes: tuple[StateSize, ...], limits: Limits) -> bool:
 def _growing_lag(facts: Facts, limits: Limits) -> Iterator[Diagnosis]:
     doing = {stage.stage: stage for stage in facts.activities}
     for before in facts.earlier:
-        stage = doing.get(before.stage)
-        if stage is None or facts.now_ms - before.at_ms < limits.lag_over_ms:
+        stage, over = doing.get(before.stage), facts.now_ms - before.at_ms
+        if stage is None or over < limits.lag_over_ms:
             continue
         lag, rows = stage.lag_ms(facts.now_ms), sum(one.rows for one in stage.inputs)
-        if lag < limits.lag_ms or lag < 2 * before.lag_ms or rows <= before.rows:
+        if lag < max(limits.lag_ms, before.lag_ms + limits.lag_growth * over) or rows <= before.rows:
             continue
         yield Diagnosis(
             "growing-lag",
             f"Stage {stage.stage} is {length(lag)} behind, with {rows} unread rows; "
-            f"{length(facts.now_ms - before.at_ms)} ago it was {length(before.lag_ms)} behind, with "
+            f"{length(over)} ago it was {length(before.lag_ms)} behind, with "
             f"{before.rows}: it is slower than the stages before it",
             "Make its batches faster: more shuffle partitions or cores, or less state",
             _command(facts, "status", "--watch"),
@@ -276,14 +299,15 @@ def _growing_lag(facts: Facts, limits: Limits) -> Iterator[Diagnosis]:
 def _held_watermarks(facts: Facts, limits: Limits) -> Iterator[Diagnosis]:
     for stage in facts.activities:
         since = stage.watermark_since_ms
-        if stage.watermark_ms <= 0 or since is None or facts.now_ms - since < limits.held_ms:
+        if not (stage.has_watermark or stage.watermark_ms > 0) or since is None:
             continue
-        moved = [one for one in stage.inputs if _moved_after(one, since)]
+        moved = [one for one in stage.inputs if _moved_after(one, since + limits.held_ms)]
         idle = [one for one in stage.inputs if not _moved_after(one, since) and not one.rows]
+        stands = "has stood still" if stage.watermark_ms > 0 else "has not begun"
         for channel in idle if moved else ():
             yield Diagnosis(
                 "held-watermark",
-                f"The watermark of stage {stage.stage} has stood still for {length(facts.now_ms - since)}: "
+                f"The watermark of stage {stage.stage} {stands} for {length(facts.now_ms - since)}: "
                 f"no rows came from {channel.channel} in this time, while {moved[0].channel} had some; "
                 "windows stay open, and state stays",
                 "Let the idle input send rows with a time, or join it without a watermark",
@@ -297,11 +321,12 @@ def _moved_after(channel: Backlog, since: int) -> bool:
 
 
 def _slow_store(facts: Facts, limits: Limits) -> Iterator[Diagnosis]:
-    if facts.write_ms is not None and facts.write_ms >= limits.write_ms:
+    usual = facts.usual_write_ms
+    if usual is not None and usual >= limits.write_ms:
         yield Diagnosis(
             "slow-store",
-            f"Writing a file of some kilobytes into the root took {length(facts.write_ms)}: every commit of "
-            "a batch takes at least as long",
+            f"Writing a file of some kilobytes into the root usually takes {length(usual)}: every commit of "
+            "a batch takes about as long at least",
             "Look for throttling and for the distance to the store; Spark's own checkpoints can be on a "
             "local disk (native_root), and checkpoints can be less often",
             "spark-abs guide clusters-and-object-stores",
@@ -316,14 +341,11 @@ def _clock_skew(facts: Facts, limits: Limits) -> Iterator[Diagnosis]:
             "wrong here, and a killed driver counts as alive for longer",
             "Let both machines follow one time server",
         )
-    if facts.told_at_ms is None or facts.stored_at_ms is None:
-        return
-    apart = facts.stored_at_ms - facts.told_at_ms - (facts.write_ms or 0)
-    if apart >= limits.clock_ms or facts.told_at_ms - facts.stored_at_ms >= limits.clock_ms:
-        ahead = "behind" if apart > 0 else "ahead of"
+    ahead = facts.ahead_of_store_ms or 0
+    if abs(ahead) >= limits.clock_ms:
         yield Diagnosis(
             "clock-skew",
-            f"The clock of the driver is {length(abs(facts.stored_at_ms - facts.told_at_ms))} {ahead} the "
+            f"The clock of the driver is {length(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} the "
             "clock of the store: times of files and of commits do not fit together",
             "Let the driver's machine follow a time server",
         )
@@ -344,13 +366,15 @@ def _versions(facts: Facts, _: Limits) -> Iterator[Diagnosis]:
 
 
 def _retention(facts: Facts, _: Limits) -> Iterator[Diagnosis]:
-    if facts.restore_ms is None or facts.retained_ms is None or facts.retained_ms >= facts.restore_ms:
+    keep, restore_ms, retained_ms = facts.keep, facts.restore_ms, facts.retained_ms
+    if keep is None or restore_ms is None or retained_ms is None or retained_ms >= restore_ms:
         return
-    retained = facts.settings.get("keep", "?")
+    if keep.up_to_ms >= restore_ms or facts.retained < keep.newest:
+        return  # the job is young: it will keep enough
     yield Diagnosis(
         "retention-too-short",
-        f"The checkpoints that are kept reach back {length(facts.retained_ms)} (keep={retained}), "
-        f"and the last restore took {length(facts.restore_ms)}: an error that is noticed now is in all of "
+        f"The checkpoints that are kept reach back {length(retained_ms)} (keep={keep}), "
+        f"and the last restore took {length(restore_ms)}: an error that is noticed now is in all of "
         "them before a restore could be done",
         "Keep more checkpoints (keep), or take a savepoint before each risky change",
         _command(facts, "savepoint", "before-change"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from spark_abs.keep import Keep
 from spark_abs.model import CheckpointId, StageId
 from spark_abs.observe.status import AbortedInRow, StageStatus
 from spark_abs.protocol.control import Paused
@@ -22,7 +23,7 @@ class StateSize:
 
 @dataclass(frozen=True, slots=True)
 class Partitions:
-    """The bytes of each state partition of an operator in the newest checkpoint."""
+    """The bytes of each state partition of an operator in the newest checkpoint, by its number."""
 
     stage: StageId
     operator: int
@@ -42,13 +43,14 @@ class Facts:
     last_completed_ms: int | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     """Of the live run."""
+    keep: Keep | None = None
+    """How long the live run keeps checkpoints."""
     earlier: tuple[Earlier, ...] = ()
     disks: tuple[Disk, ...] = ()
-    write_ms: int | None = None
-    told_at_ms: int | None = None
-    """When the live run wrote its activity, by its clock."""
-    stored_at_ms: int | None = None
-    """When the store received it, by the clock of the store."""
+    usual_write_ms: int | None = None
+    """How long the median of the last small writes into the root took."""
+    ahead_of_store_ms: int | None = None
+    """How far the clock of the driver is ahead of the store's; negative if it is behind."""
     heard_ahead_ms: int = 0
     """How far the lease is in the future of this machine's clock."""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -61,7 +63,9 @@ class Facts:
     restore_ms: int | None = None
     """How long the last restore of this root took."""
     retained_ms: int | None = None
-    """From the oldest to the newest checkpoint that can be restored."""
+    """From the oldest to the newest checkpoint that can be restored; 0 if there is one."""
+    retained: int = 0
+    """How many these are, without savepoints."""
 
     @property
     def activities(self) -> tuple[StageActivity, ...]:

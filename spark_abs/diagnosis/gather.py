@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from spark_abs.diagnosis.facts import Facts, Partitions, StateSize
+from spark_abs.keep import Keep, keep_words
 from spark_abs.manifest import StageSnapshot
 from spark_abs.manifests.find import open_existing
 from spark_abs.model import CheckpointId, RunId, StageId
@@ -12,7 +13,6 @@ from spark_abs.observe.inspect import partition_sizes
 from spark_abs.observe.status import status_and_activity
 from spark_abs.packages import installed
 from spark_abs.protocol.control import ControlState
-from spark_abs.store.activity import PATH as ACTIVITY
 from spark_abs.store.activity import RunActivity
 from spark_abs.store.control import Control
 from spark_abs.store.history import PATH as HISTORY
@@ -35,7 +35,7 @@ def gather(root: Root, now_ms: int, lease_timeout_ms: int) -> Facts:
     run = None if status.run is None else status.run.id
     history = History(root) if root.place(HISTORY).exists() else None
     state = Control.open(root).state
-    snapshots, retained = _checkpoints(root, state)
+    snapshots, made_ms, retained = _checkpoints(root, state)
     lease = read_lease(root)
     told = activity or RunActivity(RunId(0), 0)
     return Facts(
@@ -47,36 +47,51 @@ def gather(root: Root, now_ms: int, lease_timeout_ms: int) -> Facts:
         paused=status.paused,
         last_completed_ms=None if status.last is None else status.last.completed_ms,
         settings=told.settings,
+        keep=_keep(told.settings),
         earlier=told.earlier,
         disks=told.disks,
-        write_ms=told.write_ms,
-        told_at_ms=None if activity is None else activity.at_ms,
-        stored_at_ms=None if activity is None else _stored_ms(root),
+        usual_write_ms=told.usual_write_ms,
+        ahead_of_store_ms=told.ahead_of_store_ms,
         heard_ahead_ms=0 if lease is None else max(0, lease.beat_ms - now_ms),
         versions=told.versions,
         own_versions=installed(told.versions),
         sizes={} if history is None or run is None else _sizes(history, run),
         partitions=tuple(found for snapshot in snapshots for found in partitions_of(snapshot)),
         restore_ms=None if history is None else history.last_restore_ms(),
-        retained_ms=retained,
+        retained_ms=max(made_ms) - min(made_ms) if made_ms else None,
+        retained=retained,
     )
 
 
-def _checkpoints(root: Root, state: ControlState) -> tuple[tuple[StageSnapshot, ...], int | None]:
-    """Return the stages of the newest checkpoint, and how far those that can be restored reach back."""
+def _keep(settings: Mapping[str, str]) -> Keep | None:
+    """Return how long a run keeps checkpoints, None if it is not known or in words of a later version."""
+    try:
+        return keep_words(settings["keep"])
+    except (KeyError, ValueError):
+        return None
+
+
+def _checkpoints(root: Root, state: ControlState) -> tuple[tuple[StageSnapshot, ...], list[int], int]:
+    """Return the stages of the newest checkpoint, and when each was made that can be restored.
+
+    The last is how many of these are no savepoints.
+    """
     checkpoints = open_existing(root, state.job)
     if checkpoints is None:
-        return (), None
+        return (), [], 0
     path = [one for one in checkpoints.summaries() if state.on_path(one.attempt, one.id)]
     newest = checkpoints.newest_on(state.attempt)
-    times = [one.completed_ms for one in path]
-    return () if newest is None else newest.stages, max(times) - min(times) if len(times) > 1 else None
+    periodic = sum(not one.kind.owned_by_user for one in path)
+    stages = () if newest is None else newest.stages
+    return stages, [one.completed_ms for one in path], periodic
 
 
 def partitions_of(snapshot: StageSnapshot) -> tuple[Partitions, ...]:
-    """Return the bytes of each state partition of each operator of a stage."""
-    sizes = partition_sizes(snapshot)
-    return tuple(Partitions(snapshot.stage, operator, tuple(of.values())) for operator, of in sizes.items())
+    """Return the bytes of each state partition of each operator of a stage, by its number."""
+    return tuple(
+        Partitions(snapshot.stage, operator, tuple(of.get(n, 0) for n in range(max(of) + 1)))
+        for operator, of in partition_sizes(snapshot).items()
+    )
 
 
 def _sizes(history: History, run: RunId) -> Mapping[StageId, tuple[StateSize, ...]]:
@@ -85,8 +100,3 @@ def _sizes(history: History, run: RunId) -> Mapping[StageId, tuple[StateSize, ..
         size = StateSize(CheckpointId(row["checkpoint"]), row["at_ms"], row["size_full"] or 0)
         found.setdefault(StageId(row["stage"]), []).append(size)
     return {stage: tuple(sizes[-CHECKPOINTS:]) for stage, sizes in found.items()}
-
-
-def _stored_ms(root: Root) -> int | None:
-    nanoseconds = root.fs.get_file_info(root.path(ACTIVITY)).mtime_ns
-    return None if nanoseconds is None else int(nanoseconds) // 1_000_000

@@ -21,6 +21,8 @@ class QueryProgress:
     state_rows: int | None
     """None if the query keeps no state."""
     state_memory: int | None
+    has_watermark: bool = False
+    """Whether there is a watermark in the plan of the query."""
 
 
 def is_planning(query: Any) -> str | None:
@@ -60,6 +62,7 @@ def parse_progress(text: str) -> QueryProgress | None:
             rows_per_s=float(rate) if isinstance(rate, int | float) else None,
             state_rows=sum(int(one["numRowsTotal"]) for one in operators) if operators else None,
             state_memory=sum(int(one["memoryUsedBytes"]) for one in operators) if operators else None,
+            has_watermark="watermark" in (plain.get("eventTime") or {}),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

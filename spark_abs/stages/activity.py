@@ -23,6 +23,8 @@ class Doing:
     phase: Phase
     what: str
     since_ms: int
+    waited_ms: int = 0
+    """In phases before this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,9 @@ class Done:
     last_ms: int | None = None
     slowest_ms: int | None = None
     longest: Longest | None = None
-    """The longest phase of the last twenty."""
+    """The longest phase of one of the last twenty: at most a quarter of them had a longer one."""
+    waited_ms: int = 0
+    """For how long of it the newest batch waited."""
 
 
 class Activity:
@@ -62,7 +66,8 @@ class Activity:
         if doing is not None and (doing.phase, doing.what) != (phase, what):
             now = self._clock()
             self._leave(doing, now)
-            self.now = replace(doing, phase=phase, what=what, since_ms=now)
+            waited = doing.waited_ms + _waited_ms(doing, now)
+            self.now = replace(doing, phase=phase, what=what, since_ms=now, waited_ms=waited)
 
     def _leave(self, doing: Doing, now: int) -> None:
         took = now - doing.since_ms
@@ -80,10 +85,21 @@ class Activity:
         self._took.append(took)
         if self._phase is not None:
             self._longest.append(self._phase)
-        longest = max(self._longest, key=lambda one: one.ms, default=None)
+        phases = sorted(self._longest, key=lambda one: one.ms)
         self.done = Done(
-            doing.batch, doing.began_ms, now, last_ms=took, slowest_ms=max(self._took), longest=longest
+            doing.batch,
+            doing.began_ms,
+            now,
+            last_ms=took,
+            slowest_ms=max(self._took),
+            longest=phases[-1 - len(phases) // 4] if phases else None,
+            waited_ms=doing.waited_ms + _waited_ms(doing, now),
         )
+
+
+def _waited_ms(doing: Doing, now: int) -> int:
+    """Return for how long a batch has waited in its present phase."""
+    return now - doing.since_ms if doing.phase is Phase.WAITING else 0
 
 
 def said(doing: Doing, now: int) -> str:

@@ -119,7 +119,7 @@ class StageRunner:
         self._recorded = NO_BATCH
         """A batch whose end Spark has recorded."""
         self._moved: dict[ChannelId, int] = {}
-        self._watermark: tuple[int, int | None] = 0, None
+        self._watermark: tuple[int | None, int | None] = None, None
         self.batch_lock = BatchLock()
         self.failure: Failure | None = None
         self._ctx = ctx
@@ -465,12 +465,15 @@ class StageRunner:
             began_ms=done.began_ms if doing is None else doing.began_ms,
             ended_ms=done.ended_ms,
             last_ms=done.last_ms,
+            last_waited_ms=done.waited_ms,
+            waited_ms=0 if doing is None else doing.waited_ms,
             slowest_ms=done.slowest_ms,
             longest=done.longest,
             rows=None if reported is None else reported.rows,
             rows_per_s=None if reported is None else reported.rows_per_s,
-            watermark_ms=self._watermark[0],
+            watermark_ms=self._watermark[0] or 0,
             watermark_since_ms=self._watermark[1],
+            has_watermark=reported is not None and reported.has_watermark,
             state_rows=None if reported is None else reported.state_rows,
             state_memory=None if reported is None else reported.state_memory,
             inputs=()

@@ -108,10 +108,14 @@ class StageActivity:
     """When the newest finished batch of this run ended."""
     last_ms: int | None = None
     """How long the newest finished batch took."""
+    last_waited_ms: int = 0
+    """For how long of it that batch waited: for credit, for a copy of state, for the end of a pause."""
+    waited_ms: int = 0
+    """For how long the batch under way has waited before its phase."""
     slowest_ms: int | None = None
     """How long the slowest of the last twenty finished batches took."""
     longest: Longest | None = None
-    """The longest phase of these batches."""
+    """The longest phase of one of these batches: at most a quarter of them had a longer one."""
     rows: int | None = None
     """Rows that the last batch reported by Spark has read."""
     rows_per_s: float | None = None
@@ -119,7 +123,9 @@ class StageActivity:
     watermark_ms: int = 0
     """The watermark of the newest batch; 0 for none."""
     watermark_since_ms: int | None = None
-    """When the first batch with this watermark began."""
+    """When the first batch with this watermark began, in this run."""
+    has_watermark: bool = False
+    """Whether the last batch reported by Spark has one, also if no row has moved it yet."""
     state_rows: int | None = None
     """Rows in the state stores, None without state."""
     state_memory: int | None = None
@@ -165,7 +171,7 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """What a stage had not read at an earlier moment of the run, up to half an hour ago."""
+    """What a stage had not read when it was furthest behind, in the older half of the last half hour."""
 
     stage: StageId
     at_ms: int
@@ -200,6 +206,11 @@ class RunActivity:
     """Those that are late by themselves first."""
     write_ms: int | None = None
     """How long the slowest of the last twenty writes of this file took."""
+    usual_write_ms: int | None = None
+    """How long the median of them took."""
+    ahead_of_store_ms: int | None = None
+    """How far the clock of the driver is ahead of the store's, at least: that is seen at some moment of a
+    write. Negative if it is behind; None if the store does not say."""
     disks: tuple[Disk, ...] = ()
     earlier: tuple[Earlier, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)

@@ -15,13 +15,23 @@ from tests.cli.test_status import NOW, abort, tell
 from tests.root_support import SmallJob
 
 SLOW = StageActivity(
-    StageId("b"), last_ms=12_000, slowest_ms=13_000, longest=Longest(Phase.CALLING, "mail", 11_000)
+    StageId("b"),
+    ended_ms=NOW - 2_000,
+    last_ms=12_000,
+    slowest_ms=13_000,
+    longest=Longest(Phase.CALLING, "mail", 11_000),
 )
 
 
 def told(job: SmallJob, **given: object) -> None:
     activity = RunActivity(job.run, NOW, (SLOW,), settings={"interval_ms": "3000", "timeout_ms": "9000"})
     write_activity(job.root, replace(activity, **given))  # type: ignore[arg-type]
+
+
+def keeps(job: SmallJob, number: int) -> None:
+    """Let a run be alive that keeps so many checkpoints."""
+    job.come_alive()
+    write_activity(job.root, RunActivity(job.run, NOW, settings={"keep": str(number)}))
 
 
 def test_the_doctor_of_a_job_says_what_is_wrong_and_what_to_type(job: SmallJob, cli: Cli) -> None:
@@ -65,6 +75,9 @@ def test_a_restore_that_took_longer_than_checkpoints_are_kept(job: SmallJob, cli
     job.checkpoint(2)
     row = HistoryRow(job.clock_ms, HistoryEvent.RESTORED, job.attempt, job.run, duration_ms=600_000)
     History(job.root).append([row])
+    keeps(job, 3)
+    assert cli.json("doctor") == [], "the job is young"
+    keeps(job, 2)
     (found,) = cli.json("doctor", exits=1)
     assert (found["kind"], "the last restore took 10.0 min" in found["said"]) == ("retention-too-short", True)
 
@@ -74,9 +87,10 @@ def test_a_real_restore_of_checkpoints_of_a_moment_is_one_that_takes_longer(job:
     job.checkpoint(1)
     job.checkpoint(2)
     spark_abs.open(job.root.uri).restore(2)
+    keeps(job, 2)
     said = [one["said"] for one in cli.json("doctor", exits=1) if one["kind"] == "retention-too-short"]
     assert re.match(
-        r"The checkpoints that are kept reach back \d+ ms \(keep=\?\), and the last restore ", said[0]
+        r"The checkpoints that are kept reach back \d+ ms \(keep=2\), and the last restore ", said[0]
     )
 
 

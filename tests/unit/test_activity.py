@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from spark_abs.checkpointing.late_stages import late_stages
-from spark_abs.checkpointing.reporting import OpenBarrier, Reporter
+from spark_abs.checkpointing.reporting import OpenBarrier, Reporter, ahead_ms, furthest_behind
 from spark_abs.errors import DamageError
 from spark_abs.model import AttemptId, BatchId, ChannelId, DataFile, Entry, RunId, StageId, Version
 from spark_abs.protocol.late import late_by_themselves
@@ -23,6 +24,7 @@ from spark_abs.stages.alignment_backlog import CheckpointProgress
 from spark_abs.stages.unread import Unread
 from spark_abs.store.activity import (
     PATH,
+    Earlier,
     Longest,
     Phase,
     RunActivity,
@@ -64,9 +66,37 @@ def test_a_batch_is_told_with_its_phase_and_both_ages() -> None:
     activity.end(finished=True)
     activity.enter(Phase.CALLING, "late")
     longest = Longest(Phase.CALLING, "mail", 9_000)
-    assert activity.done == Done(BatchId(7), 1_000, 12_000, 11_000, 11_000, longest)
+    assert activity.done == Done(BatchId(7), 1_000, 12_000, 11_000, 11_000, longest, waited_ms=2_000)
     told: object = activity.now
     assert told is None, "no phase outside of a batch"
+
+
+def test_the_time_for_which_a_batch_waits_is_told_apart() -> None:
+    clock = Clock()
+    activity = Activity(clock)
+    activity.begin(BatchId(7))
+    for phase in (Phase.WRITING, Phase.WAITING, Phase.COMMITTING, Phase.WAITING):
+        clock.ms += 1_000
+        activity.enter(phase)
+    assert activity.now is not None
+    assert activity.now.waited_ms == 2_000, "before its phase"
+    clock.ms += 500
+    activity.end(finished=True)
+    assert activity.done.waited_ms == 2_500
+
+
+def test_the_longest_phase_is_not_that_of_one_slow_batch_among_many() -> None:
+    clock = Clock()
+    activity = Activity(clock)
+    told = []
+    for batch, took in enumerate((9_000, 10, 20, 30, 40)):
+        activity.begin(BatchId(batch))
+        activity.enter(Phase.CALLING, "mail")
+        clock.ms += took
+        activity.end(finished=True)
+        assert activity.done.longest is not None
+        told.append(activity.done.longest.ms)
+    assert told == [9_000, 9_000, 9_000, 30, 40]
 
 
 def test_a_batch_that_failed_is_no_finished_one_and_the_slowest_is_remembered() -> None:
@@ -246,6 +276,24 @@ def test_the_reporter_writes_only_what_has_changed(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == before
 
 
+def test_the_clock_of_the_store_is_compared_with_both_ends_of_a_write(tmp_path: Path) -> None:
+    assert ahead_ms(5_000, began_ms=4_000, ended_ms=16_000) == 0, "a slow store is no clock that is wrong"
+    assert ahead_ms(5_000, began_ms=65_000, ended_ms=65_010) == 60_000
+    assert ahead_ms(65_010, began_ms=5_000, ended_ms=5_010) == -60_000
+    told = reporter(tmp_path, Member("a", True))
+    told.report()
+    os.utime(Path(tmp_path, PATH), (0, 0))
+    assert told._ahead_of_store(1_000, 2_000) == 1_000
+    found = told._look(0)
+    assert (found.ahead_of_store_ms, found.usual_write_ms) == (0, found.write_ms)
+
+
+def test_of_the_older_samples_the_one_that_was_furthest_behind_counts() -> None:
+    samples = [Earlier(StageId("a"), n, rows=n, lag_ms=lag) for n, lag in enumerate((0, 70, 0, 80, 0, 90))]
+    assert furthest_behind(samples[:1]) == samples[0]
+    assert furthest_behind(samples) == samples[1]
+
+
 class Lost(Member):
     def activity(self) -> StageActivity:
         raise DamageError("offsets/7 is missing")
@@ -292,8 +340,9 @@ def test_a_report_of_spark_is_read_and_a_strange_one_is_none() -> None:
         "numInputRows": 40,
         "processedRowsPerSecond": 3.5,
         "stateOperators": [{"numRowsTotal": 4, "memoryUsedBytes": 100}] * 2,
+        "eventTime": {"watermark": "1970-01-01T00:00:00.000Z"},
     }
-    assert parse_progress(json.dumps(plain)) == QueryProgress(7, 40, 3.5, 8, 200)
-    stateless = {**plain, "stateOperators": [], "processedRowsPerSecond": "Infinity"}
+    assert parse_progress(json.dumps(plain)) == QueryProgress(7, 40, 3.5, 8, 200, has_watermark=True)
+    stateless = {**plain, "stateOperators": [], "processedRowsPerSecond": "Infinity", "eventTime": {}}
     assert parse_progress(json.dumps(stateless)) == QueryProgress(7, 40, None, None, None)
     assert [parse_progress(text) for text in ("[]", "{", '{"batchId": null}')] == [None] * 3

@@ -12,6 +12,7 @@ from spark_abs.diagnosis.diagnoses import MB, Diagnosis, diagnoses
 from spark_abs.diagnosis.facts import Facts, Partitions, StateSize
 from spark_abs.diagnosis.gather import partitions_of
 from spark_abs.diagnosis.health import health
+from spark_abs.keep import Keep, Tier
 from spark_abs.manifest import Location, StoredFile
 from spark_abs.model import AttemptId, BatchId, ChannelId, CheckpointId, RunId, StageId
 from spark_abs.observe.headline import headline
@@ -42,18 +43,19 @@ HEALTHY = Facts(
     alive=True,
     stages=(stage(),),
     last_completed_ms=NOW - 4 * SECOND,
-    settings={"interval_ms": "10000", "timeout_ms": "600000", "keep": "3"},
+    settings={"interval_ms": "10000", "timeout_ms": "600000"},
+    keep=Keep(3),
     earlier=(Earlier(MATCH, NOW - 30 * MINUTE, 0, 0),),
     disks=(Disk("/data", 50 * GB, 100 * GB, 50 * GB, NOW - HOUR),),
-    write_ms=12,
-    told_at_ms=NOW - SECOND,
-    stored_at_ms=NOW - SECOND + 12,
+    usual_write_ms=12,
+    ahead_of_store_ms=0,
     versions={"spark-abs": "0.1"},
     own_versions={"spark-abs": "0.1"},
     sizes={MATCH: tuple(StateSize(CheckpointId(n), NOW - 100 + n, 50 * MB) for n in range(20))},
     partitions=(Partitions(MATCH, 0, (9 * MB, 10 * MB, 11 * MB, 9 * MB)),),
     restore_ms=5 * SECOND,
     retained_ms=20 * SECOND,
+    retained=3,
 )
 
 
@@ -66,12 +68,10 @@ def with_stage(**given: Any) -> Facts:
     return replace(HEALTHY, stages=(stage(doing(**given)),))
 
 
-def behind(rows: int, lag_ms: int, **earlier: int) -> Facts:
+def behind(rows: int, lag_ms: int, was_ms: int = 30 * SECOND, at_ms: int = NOW - 20 * MINUTE) -> Facts:
     unread = Backlog(ChannelId("clean.main"), 3, rows, 100, oldest_ms=NOW - lag_ms)
-    before = {"at_ms": NOW - 20 * MINUTE, "rows": 10, "lag_ms": 30 * SECOND, **earlier}
-    return replace(
-        HEALTHY, stages=(stage(doing(inputs=(unread,))),), earlier=(Earlier(MATCH, **before),)
-    )  # fmt: skip
+    before = Earlier(MATCH, at_ms, rows=10, lag_ms=was_ms)
+    return replace(HEALTHY, stages=(stage(doing(inputs=(unread,))),), earlier=(before,))
 
 
 def held(since_ms: int, idle_rows: int = 0, moved_ms: int = NOW - SECOND) -> Facts:
@@ -144,14 +144,14 @@ WRONG: dict[str, tuple[Facts, tuple[str, ...], Facts]] = {
         held(NOW - 10 * MINUTE, moved_ms=NOW - HOUR),
     ),
     "slow-store": (
-        replace(HEALTHY, write_ms=2_300),
-        ("some kilobytes into the root took 2.3 s",),
-        replace(HEALTHY, write_ms=300),
+        replace(HEALTHY, usual_write_ms=2_300),
+        ("some kilobytes into the root usually takes 2.3 s",),
+        replace(HEALTHY, usual_write_ms=300),
     ),
     "clock-skew": (
-        replace(HEALTHY, stored_at_ms=NOW + 59 * SECOND),
+        replace(HEALTHY, ahead_of_store_ms=-60 * SECOND),
         ("The clock of the driver is 1.0 min behind the clock of the store",),
-        replace(HEALTHY, write_ms=900, stored_at_ms=NOW + 3 * SECOND),
+        replace(HEALTHY, ahead_of_store_ms=-3 * SECOND),
     ),
     "versions-differ": (
         replace(HEALTHY, versions={"spark-abs": "0.2", "pyspark": "4.2.0"}),
@@ -161,7 +161,7 @@ WRONG: dict[str, tuple[Facts, tuple[str, ...], Facts]] = {
     "retention-too-short": (
         replace(HEALTHY, restore_ms=10 * MINUTE),
         ("reach back 20.0 s (keep=3), and the last restore took 10.0 min",),
-        replace(HEALTHY, restore_ms=None),
+        replace(HEALTHY, restore_ms=10 * MINUTE, keep=Keep(3, (Tier(HOUR, MINUTE),))),
     ),
 }
 
@@ -188,7 +188,7 @@ def test_a_state_whose_files_are_merged_now_and_then_grows_if_its_smallest_sizes
 
 
 def test_a_clock_that_is_ahead_is_said_both_ways() -> None:
-    ahead = replace(HEALTHY, heard_ahead_ms=20 * SECOND, stored_at_ms=NOW - 61 * SECOND)
+    ahead = replace(HEALTHY, heard_ahead_ms=20 * SECOND, ahead_of_store_ms=60 * SECOND)
     here, store = diagnoses(ahead)
     assert "20.0 s ahead of this machine's" in here.said
     assert "1.0 min ahead of the clock of the store" in store.said
@@ -203,6 +203,59 @@ def test_the_worst_comes_first_and_commands_take_the_root_as_it_is() -> None:
     assert [one.kind for one in found] == ["checkpoints-aborted", "slow-sink", "interval-too-short"]
     assert found[0].command == "spark-abs set '/data/a shop' timeout=1800s"
     assert found[2].command == "spark-abs set '/data/a shop' interval=24s"
+
+
+def kinds(facts: Facts) -> list[str]:
+    return [one.kind for one in diagnoses(facts)]
+
+
+def test_a_batch_that_waits_for_another_stage_is_not_the_slow_one() -> None:
+    waited = {"last_ms": 12 * SECOND, "last_waited_ms": 11 * SECOND}
+    assert kinds(with_stage(**waited)) == []
+    began = {"began_ms": NOW - 12 * SECOND, "phase": Phase.WRITING, "what": "main"}
+    assert kinds(with_stage(**began)) == ["interval-too-short"]
+    assert kinds(with_stage(**began, waited_ms=11 * SECOND)) == []
+    assert kinds(with_stage(**{**began, "phase": Phase.WAITING})) == []
+
+
+def test_a_job_at_rest_is_not_told_how_long_its_last_batch_took() -> None:
+    assert kinds(with_stage(last_ms=12 * SECOND, ended_ms=NOW - 21 * SECOND)) == ["interval-too-short"]
+    assert kinds(with_stage(last_ms=12 * SECOND, ended_ms=NOW - 23 * SECOND)) == []
+
+
+def test_a_lag_that_has_grown_for_hours_still_grows() -> None:
+    assert kinds(behind(9_000, 3 * HOUR, was_ms=3 * HOUR - 10 * MINUTE)) == ["growing-lag"]
+    assert kinds(behind(9_000, 3 * HOUR, was_ms=3 * HOUR - 1 * MINUTE)) == []
+
+
+def test_a_watermark_that_no_row_has_begun_is_held_too() -> None:
+    facts = held(NOW - 10 * MINUTE)
+    (activity,) = facts.activities
+    never = replace(activity, watermark_ms=0)
+    (found,) = diagnoses(replace(facts, stages=(stage(replace(never, has_watermark=True)),)))
+    assert "The watermark of stage match has not begun for 10.0 min: no rows came from orders" in found.said
+    assert diagnoses(replace(facts, stages=(stage(never),))) == (), "it has none"
+
+
+def test_a_watermark_of_a_job_at_rest_is_not_held() -> None:
+    """The last rows came soon after those that moved it."""
+    assert diagnoses(held(NOW - HOUR, moved_ms=NOW - HOUR + 5 * SECOND)) == ()
+
+
+def test_a_small_state_is_skewed_if_its_stage_holds_a_checkpoint_up() -> None:
+    skewed = replace(HEALTHY, partitions=(Partitions(MATCH, 0, (100_000, 2 * MB)),))
+    assert kinds(skewed) == []
+    late = replace(skewed, stages=(stage(first=True, waiting="batch 8 …"),))
+    assert kinds(late) == ["hot-key"]
+    assert "Partition 1 of the state" in diagnoses(late)[0].said
+
+
+def test_one_checkpoint_reaches_back_no_time_and_a_young_job_has_yet_to_keep_more() -> None:
+    slow = replace(HEALTHY, restore_ms=10 * MINUTE)
+    one = diagnoses(replace(slow, keep=Keep(1), retained=1, retained_ms=0))[0]
+    assert "reach back 0 ms (keep=1), and the last restore took 10.0 min" in one.said
+    assert kinds(replace(slow, keep=Keep(9))) == []
+    assert kinds(replace(slow, keep=None)) == [], "it is not known"
 
 
 def commands() -> list[Diagnosis]:
