@@ -45,6 +45,10 @@ class Limits:
     """For so much of this time it must have grown."""
     held_ms: int = 2 * MINUTE
     """For so long a watermark stands still while another input has rows, from the first to the last."""
+    orphaned_ms: int = 1 * HOUR
+    """So old is a file that no copy under way writes."""
+    orphaned_size: int = 64 * MB
+    """Of all of these files."""
     disk_share: float = 0.03
     disk_full_ms: int = 24 * HOUR
     disk_over_ms: int = 10 * MINUTE
@@ -86,6 +90,7 @@ def diagnoses(facts: Facts, limits: Limits = LIMITS) -> tuple[Diagnosis, ...]:
         _clock_skew,
         _versions,
         _retention,
+        _orphaned,
     ):
         found += look(facts, limits)
     return tuple(found)
@@ -378,6 +383,22 @@ def _retention(facts: Facts, _: Limits) -> Iterator[Diagnosis]:
         "them before a restore could be done",
         "Keep more checkpoints (keep), or take a savepoint before each risky change",
         _command(facts, "savepoint", "before-change"),
+    )
+
+
+def _orphaned(facts: Facts, limits: Limits) -> Iterator[Diagnosis]:
+    old = [one for one in facts.orphans if facts.now_ms - one.at_ms >= limits.orphaned_ms]
+    size = sum(one.size for one in old)
+    if not old or size < limits.orphaned_size:
+        return
+    oldest = length(facts.now_ms - min(one.at_ms for one in old))
+    yield Diagnosis(
+        "orphaned-files",
+        f"{len(old)} {'file' if len(old) == 1 else 'files'} in state/, {bytes_of(size)} together, the oldest "
+        f"written {oldest} ago, are in no checkpoint: a run was killed while it copied state",
+        "The clean-up after the next completed checkpoint deletes them"
+        + ("; if it does not, the log of the driver says why" if facts.alive else ": start the job"),
+        _command(facts, "checkpoint") if facts.alive else "",
     )
 
 

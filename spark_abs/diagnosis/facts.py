@@ -31,6 +31,15 @@ class Partitions:
 
 
 @dataclass(frozen=True, slots=True)
+class Orphan:
+    """A file in `state/` that no commit names: one of a copy under way, or one that a kill has left."""
+
+    size: int
+    at_ms: int
+    """When it was written, by the clock of the store."""
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What is known of a job at one moment. What is not known is None or empty, and diagnoses nothing."""
 
@@ -60,6 +69,7 @@ class Facts:
     sizes: Mapping[StageId, tuple[StateSize, ...]] = field(default_factory=dict)
     """Of the newest completed checkpoints, oldest first."""
     partitions: tuple[Partitions, ...] = ()
+    orphans: tuple[Orphan, ...] = ()
     restore_ms: int | None = None
     """How long the last restore of this root took."""
     retained_ms: int | None = None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from spark_abs.diagnosis.facts import Facts, Partitions, StateSize
+from pyarrow import fs
+
+from spark_abs.diagnosis.facts import Facts, Orphan, Partitions, StateSize
 from spark_abs.keep import Keep, keep_words
 from spark_abs.manifest import StageSnapshot
 from spark_abs.manifests.find import open_existing
@@ -13,12 +15,16 @@ from spark_abs.observe.inspect import partition_sizes
 from spark_abs.observe.status import status_and_activity
 from spark_abs.packages import installed
 from spark_abs.protocol.control import ControlState
+from spark_abs.snapshots.packs import PATH as STATE
+from spark_abs.snapshots.packs import pack_name
+from spark_abs.snapshots.state_storage import active_packs
 from spark_abs.store.activity import RunActivity
 from spark_abs.store.control import Control
 from spark_abs.store.history import PATH as HISTORY
 from spark_abs.store.history import History
 from spark_abs.store.lease import read_lease
 from spark_abs.store.root import Root
+from spark_abs.store.table import Table
 
 CHECKPOINTS = 200
 """Of so many of the newest checkpoints of a run the sizes are looked at."""
@@ -57,6 +63,7 @@ def gather(root: Root, now_ms: int, lease_timeout_ms: int) -> Facts:
         own_versions=installed(told.versions),
         sizes={} if history is None or run is None else _sizes(history, run),
         partitions=tuple(found for snapshot in snapshots for found in partitions_of(snapshot)),
+        orphans=_orphans(root),
         restore_ms=None if history is None else history.last_restore_ms(),
         retained_ms=max(made_ms) - min(made_ms) if made_ms else None,
         retained=retained,
@@ -84,6 +91,20 @@ def _checkpoints(root: Root, state: ControlState) -> tuple[tuple[StageSnapshot, 
     periodic = sum(not one.kind.owned_by_user for one in path)
     stages = () if newest is None else newest.stages
     return stages, [one.completed_ms for one in path], periodic
+
+
+def _orphans(root: Root) -> tuple[Orphan, ...]:
+    """Return the files in `state/` without a commit, of those that were there before its log was read."""
+    state = root.place(STATE)
+    if not state.exists():
+        return ()
+    files = [one for one in root.fs.get_file_info(fs.FileSelector(state.path)) if pack_name(one.base_name)]
+    named = active_packs(Table.open(state))
+    return tuple(
+        Orphan(one.size, int(one.mtime_ns) // 1_000_000)
+        for one in files
+        if one.base_name not in named and one.mtime_ns is not None
+    )
 
 
 def partitions_of(snapshot: StageSnapshot) -> tuple[Partitions, ...]:

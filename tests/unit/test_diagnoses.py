@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spark_abs.diagnosis.diagnoses import MB, Diagnosis, diagnoses
-from spark_abs.diagnosis.facts import Facts, Partitions, StateSize
+from spark_abs.diagnosis.facts import Facts, Orphan, Partitions, StateSize
 from spark_abs.diagnosis.gather import partitions_of
 from spark_abs.diagnosis.health import health
 from spark_abs.keep import Keep, Tier
@@ -162,6 +162,11 @@ WRONG: dict[str, tuple[Facts, tuple[str, ...], Facts]] = {
         replace(HEALTHY, restore_ms=10 * MINUTE),
         ("reach back 20.0 s (keep=3), and the last restore took 10.0 min",),
         replace(HEALTHY, restore_ms=10 * MINUTE, keep=Keep(3, (Tier(HOUR, MINUTE),))),
+    ),
+    "orphaned-files": (
+        replace(HEALTHY, orphans=(Orphan(GB, NOW - 2 * HOUR), Orphan(GB, NOW - HOUR), Orphan(GB, NOW))),
+        ("2 files in state/, 2.0 GB together, the oldest written 2.0 h ago, are in no checkpoint",),
+        replace(HEALTHY, orphans=(Orphan(MB, NOW - 2 * HOUR), Orphan(GB, NOW - MINUTE))),
     ),
 }
 
