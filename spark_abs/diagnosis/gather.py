@@ -19,6 +19,7 @@ from spark_abs.snapshots.packs import PATH as STATE
 from spark_abs.snapshots.packs import pack_name
 from spark_abs.snapshots.state_storage import active_packs
 from spark_abs.store.activity import RunActivity
+from spark_abs.store.clock import steady_ms
 from spark_abs.store.control import Control
 from spark_abs.store.history import PATH as HISTORY
 from spark_abs.store.history import History
@@ -37,12 +38,14 @@ def gather(root: Root, now_ms: int, lease_timeout_ms: int) -> Facts:
         RootNotFound: there is no job at this root.
         DamageError: a log cannot be read.
     """
+    began_ms = steady_ms()
     status, activity = status_and_activity(root, now_ms, lease_timeout_ms)
     run = None if status.run is None else status.run.id
     history = History(root) if root.place(HISTORY).exists() else None
     state = Control.open(root).state
     snapshots, made_ms, retained = _checkpoints(root, state)
     lease = read_lease(root)
+    read_ms = now_ms + steady_ms() - began_ms  # reading the rest may have taken long
     told = activity or RunActivity(RunId(0), 0)
     return Facts(
         root.uri,
@@ -58,7 +61,7 @@ def gather(root: Root, now_ms: int, lease_timeout_ms: int) -> Facts:
         disks=told.disks,
         usual_write_ms=told.usual_write_ms,
         ahead_of_store_ms=told.ahead_of_store_ms,
-        heard_ahead_ms=0 if lease is None else max(0, lease.beat_ms - now_ms),
+        heard_ahead_ms=0 if lease is None else max(0, lease.beat_ms - read_ms),
         versions=told.versions,
         own_versions=installed(told.versions),
         sizes={} if history is None or run is None else _sizes(history, run),

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import pytest
+
 import spark_abs
 from spark_abs.errors import AbortReason
 from spark_abs.model import StageId
 from spark_abs.store.activity import Longest, Phase, RunActivity, StageActivity, write_activity
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
+from spark_abs.store.lease import own_lease, write_lease
 from tests.cli.conftest import Cli
 from tests.cli.test_status import NOW, abort, tell
 from tests.root_support import SmallJob
@@ -92,6 +95,18 @@ def test_a_real_restore_of_checkpoints_of_a_moment_is_one_that_takes_longer(job:
     assert re.match(
         r"The checkpoints that are kept reach back \d+ ms \(keep=2\), and the last restore ", said[0]
     )
+
+
+def test_a_lease_that_is_renewed_while_the_doctor_reads_has_no_wrong_clock(
+    job: SmallJob, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.checkpoint(1)
+    write_lease(job.root, own_lease(job.run, NOW + 20_000))
+    (found,) = cli.json("doctor", exits=1)
+    assert " s ahead of this machine's" in found["said"]
+    reads = iter((5_000, 25_000))
+    monkeypatch.setattr("spark_abs.diagnosis.gather.steady_ms", lambda: next(reads))
+    assert cli.json("doctor") == []
 
 
 def test_health_is_an_exit_code_and_one_line(job: SmallJob, cli: Cli) -> None:
