@@ -24,6 +24,7 @@ from spark_abs.model import (
     positions_of,
     producer,
 )
+from spark_abs.observe.held import open_logs
 from spark_abs.plan.frames import Frames
 from spark_abs.plan.graph import JobGraph
 from spark_abs.plan.specs import JobSpec
@@ -45,7 +46,6 @@ from spark_abs.sinks.delta.sink_log import SinkLog
 from spark_abs.snapshots.materialise import METADATA
 from spark_abs.snapshots.rearrange import source_offsets
 from spark_abs.spark.plan_facts import PlanFacts
-from spark_abs.stages.held import open_logs
 from spark_abs.stages.native import NativeLog, check_native, native_of
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place

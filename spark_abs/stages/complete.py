@@ -17,12 +17,12 @@ from spark_abs.channels.staged import Files, find_staged
 from spark_abs.channels.writer import ChannelWriter
 from spark_abs.errors import TakenOver
 from spark_abs.model import NO_BATCH, BatchId, StageId
+from spark_abs.observe.held import held
 from spark_abs.protocol.control import AttachedSink
 from spark_abs.protocol.evaluation import Consumer, missing
 from spark_abs.run_context import RunContext
 from spark_abs.sinks.delta.commit_metadata import SinkMetadata
 from spark_abs.sinks.delta.sink import DeltaSink
-from spark_abs.stages.held import held
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

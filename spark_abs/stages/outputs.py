@@ -25,6 +25,7 @@ from spark_abs.model import (
     StageId,
     Version,
 )
+from spark_abs.observe.held import held, open_logs
 from spark_abs.plan.graph import JobGraph
 from spark_abs.plan.specs import SinkSpec, StageSpec
 from spark_abs.run_context import RunContext
@@ -35,7 +36,6 @@ from spark_abs.stages.activity import Activity
 from spark_abs.stages.barriers import BarrierProgress
 from spark_abs.stages.batch import BatchFacts, Committed, Current, Marker, Repeated, within
 from spark_abs.stages.evaluation import Evaluated, Evaluator
-from spark_abs.stages.held import held, open_logs
 from spark_abs.stages.lookups import StageLookups
 from spark_abs.stages.native import NativeLog
 from spark_abs.stages.watched import WATCHED, WatchedTables

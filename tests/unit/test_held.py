@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from spark_abs.channels.entries import EntryMetadata
 from spark_abs.model import NO_BATCH, AttemptId, BatchId, RunId, Version
+from spark_abs.observe.held import held
 from spark_abs.protocol.evaluation import Staged
 from spark_abs.sinks.delta.commit_metadata import SinkMetadata
-from spark_abs.stages.held import held
 
 FILES = (Staged("main", "table", rows=1),)
 
