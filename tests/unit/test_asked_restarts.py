@@ -99,6 +99,36 @@ def test_a_stage_that_cannot_be_started_is_said_and_left_to_the_policy(run: Run)
     assert len(run.taken) == 1
 
 
+@pytest.mark.parametrize("waits", [None, True])
+def test_what_a_stage_is_started_with_changes_while_it_runs_no_batch(run: Run, waits: bool | None) -> None:
+    quiet: list[tuple[bool, int]] = []
+
+    def change() -> str:
+        quiet.append((run.stage.is_quiet, run.stage.restarts))
+        return "it reads less"
+
+    run.waits = waits
+    run.asked.ask(PAIR, "one", change)
+    if waits is None:
+        assert (run.look(), quiet) == ([], [])
+    run.stage.is_quiet = True
+    assert run.look() == [("one", True, "it reads less; stage 'pair' runs again")]
+    assert quiet == [(True, 0)]
+
+
+@pytest.mark.parametrize(("waits", "restarts"), [(None, 1), (True, 0)])
+def test_a_refused_change_leaves_a_stage_as_it_was(run: Run, waits: bool | None, restarts: int) -> None:
+    """One that works begins no batch any more, and so it is restarted; one that has failed waits on."""
+
+    def change() -> str:
+        raise UsageError("the batch has ended")
+
+    run.stage.is_quiet, run.waits = True, waits
+    run.asked.ask(PAIR, "one", change)
+    assert run.look() == [("one", False, "the batch has ended")]
+    assert (run.stage.restarts, run.asked.pending) == (restarts, False)
+
+
 def test_no_unknown_stage_and_none_of_a_run_that_ends_is_restarted(run: Run) -> None:
     with pytest.raises(UsageError, match="no stage 'tail': the job has pair"):
         run.asked.ask(TAIL, "one")
