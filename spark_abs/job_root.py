@@ -19,6 +19,7 @@ from spark_abs.observe.client import PATIENCE_S, ask_run, new_command, resume_so
 from spark_abs.observe.inspect import Inspection
 from spark_abs.observe.listing import checkpoint_table, event_table
 from spark_abs.observe.progress import SILENT, Progress
+from spark_abs.observe.skipping import skip_files
 from spark_abs.observe.status import JobStatus, job_status, lease_timeout_ms
 from spark_abs.observe.tables import create_views, read_sink, tables_at
 from spark_abs.observe.verification import finding_table, verify_one, verify_root
@@ -393,6 +394,24 @@ class JobRoot:
         """
         command = new_command(CommandKind.RESTART, self.clock_ms(), stages=[stage])
         return self._ask(command, timeout).message
+
+    def skip_file(self, stage: str, *files: str, timeout: float | None = None) -> str:
+        """Let a stage go past input files that fail its batch, also while no run is alive.
+
+        A live run starts the stage again without them. They stay skipped, over restarts and restores.
+        Returns what happened.
+
+        Args:
+            stage: its name.
+            files: as the error of the batch names them, or whole paths.
+            timeout: seconds to wait for the answer of a live run; None: until the job ends.
+
+        Raises:
+            UsageError: no run is alive, and there is no such stage, a file is none of its unfinished batch,
+                or an output already has rows of the batch.
+            Refused: the run refused it for such a reason, or no answer came in time.
+        """
+        return skip_files(self.root, stage, files, self.clock_ms, self.sleep, timeout_s=timeout).message
 
     def stop(self, savepoint: str | None = None, drain: bool = False) -> CheckpointId | None:
         """Stop the running job gracefully, wait until it has ended, and return the savepoint's id, if any.

@@ -39,6 +39,8 @@ class Abilities:
     """Returns the sources that a pause names, all for none."""
     restart: Callable[[StageId, str], None]
     """Restarts a stage for the id of a command; `Commands.answer` hears of it."""
+    skip: Callable[[Command], str | None]
+    """Lets a stage go past files; returns what was done, or None: `Commands.answer` hears of it."""
     hold: Callable[[frozenset[StageId]], None]
     """Takes the sources that begin no batch from now on."""
 
@@ -159,17 +161,22 @@ class Commands:
             case CommandKind.RESTART:
                 self._can.restart(command.stages[0] if command.stages else StageId(""), command.id)
                 return None
+            case CommandKind.SKIP_FILE:
+                return self._can.skip(command)
             case CommandKind.STOP | CommandKind.SAVEPOINT:
-                exact = command.kind is CommandKind.STOP
-                kind = CheckpointKind.SYNC_SAVEPOINT if exact else CheckpointKind.SAVEPOINT
-                self._check_name(command.name)
-                if command.drain:
-                    self._can.drain(command.name or "", command.id)
-                else:
-                    self._request(Request(command.id, kind, command.name))
+                self._save(command)
                 return None
             case _:
                 assert_never(command.kind)
+
+    def _save(self, command: Command) -> None:
+        exact = command.kind is CommandKind.STOP
+        kind = CheckpointKind.SYNC_SAVEPOINT if exact else CheckpointKind.SAVEPOINT
+        self._check_name(command.name)
+        if command.drain:
+            self._can.drain(command.name or "", command.id)
+        else:
+            self._request(Request(command.id, kind, command.name))
 
     def _pause(self, command: Command) -> None:
         stages, before = self._can.sources(command.stages), self._control.state.paused

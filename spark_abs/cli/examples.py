@@ -28,6 +28,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "pause": ("pause /data/shop", "pause /data/shop clicks"),
     "resume": ("resume /data/shop", "resume /data/shop clicks"),
     "restart": ("restart /data/shop totals",),
+    "skip-file": ("skip-file /data/shop orders file:///data/orders/17.json.gz",),
     "set": ("set /data/shop interval=30s", "set /data/shop mode=unaligned timeout=20m"),
     "stop": ("stop /data/shop", "stop /data/shop --savepoint before-release"),
     "forget": ("forget /data/shop orders",),

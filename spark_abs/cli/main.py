@@ -23,7 +23,17 @@ from spark_abs.cli.report import report, serve
 from spark_abs.cli.restore import dispose, forget, restore
 from spark_abs.cli.rewind import rewind
 from spark_abs.cli.root_command import Context, output_option, storage_errors
-from spark_abs.cli.running import cancel, checkpoint, pause, restart, resume, savepoint, set_settings, stop
+from spark_abs.cli.running import (
+    cancel,
+    checkpoint,
+    pause,
+    restart,
+    resume,
+    savepoint,
+    set_settings,
+    skip_file,
+    stop,
+)
 from spark_abs.cli.state import state
 from spark_abs.cli.status import status
 from spark_abs.cli.traces import traces
@@ -112,6 +122,7 @@ for command in (
     pause,
     resume,
     restart,
+    skip_file,
     set_settings,
     stop,
     forget,

@@ -9,6 +9,7 @@ from spark_abs.cli.root_command import Context, root_command, to_milliseconds
 from spark_abs.errors import UsageError
 from spark_abs.manifests.find import check_savepoint_name
 from spark_abs.observe.client import PATIENCE_S, ask_run, new_command, resume_sources, set_live, stop_run
+from spark_abs.observe.skipping import skip_files
 from spark_abs.protocol.control import Command, CommandKind
 from spark_abs.store.root import Root
 
@@ -102,6 +103,23 @@ def restart(ctx: Context, root: Root, stage: str, timeout: int | None) -> None:
     """
     with ctx.out.waiting(f"waiting for the batch of stage {stage!r} to end"):
         answer = _asked(ctx, root, new_command(CommandKind.RESTART, ctx.now_ms(), stages=[stage]), timeout)
+    ctx.out.result(answer, lambda out: out.line(answer.message))
+
+
+@click.command("skip-file")
+@root_command
+@click.argument("stage")
+@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@timeout_option
+def skip_file(ctx: Context, root: Root, stage: str, files: tuple[str, ...], timeout: int | None) -> None:
+    """Let a stage go past input files that fail its batch, from that batch on. The job need not run.
+
+    FILE is as the error of the batch names it, or a whole path. A running stage is started again without the
+    files. They stay skipped, over restarts and restores; `status` counts them and `history` names them.
+    """
+    patience_s = None if timeout is None else timeout / 1000
+    with ctx.out.waiting(f"waiting for stage {stage!r} to start without the files"):
+        answer = skip_files(root, stage, files, ctx.now_ms, ctx.pause, timeout_s=patience_s)
     ctx.out.result(answer, lambda out: out.line(answer.message))
 
 

@@ -122,6 +122,7 @@ def _pairs(found: JobStatus, now_ms: int) -> Iterator[tuple[str, str]]:
     if found.oldest_age_ms is not None:
         logs = "" if found.job == WATCHED_JOB else ": channels keep their logs since then"
         yield "kept", f"{found.kept}, the oldest from {duration(found.oldest_age_ms)} ago{logs}"
+    yield from _skipped_files(found, now_ms)
     if found.last_aborted is not None:
         aborted = found.last_aborted
         yield (
@@ -146,6 +147,14 @@ def _completed(found: JobStatus, now_ms: int) -> Iterator[tuple[str, str]]:
     if found.skipped:
         until = f"nothing was done until {duration(found.unchanged_ms)} ago"
         yield "skipped", f"{found.skipped} checkpoints since then: {until}"
+
+
+def _skipped_files(found: JobStatus, now_ms: int) -> Iterator[tuple[str, str]]:
+    by_stage = {one.stage: one for one in found.skipped_files}
+    for stage, last in by_stage.items():
+        number = sum(one.stage == stage for one in found.skipped_files)
+        since = f"{duration(max(0, now_ms - last.at_ms))} ago by {last.by}"
+        yield "skipped files", f"{number} of stage {stage}, the last {last.file}, {since}"
 
 
 def _recorded(stage: StageStatus, now_ms: int) -> tuple[str, ...]:

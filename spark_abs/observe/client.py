@@ -44,11 +44,19 @@ def new_command(
     drain: bool = False,
     settings: Mapping[str, str] = _NOTHING,
     stages: Sequence[str] = (),
+    files: Sequence[str] = (),
 ) -> Command:
     """Return a new command of this user, under an id of its own."""
-    names = tuple(StageId(stage) for stage in stages)
     return Command(
-        uuid.uuid4().hex, kind, name, now_ms, drain, settings=dict(settings), stages=names, by=asker()
+        uuid.uuid4().hex,
+        kind,
+        name,
+        now_ms,
+        drain,
+        settings=dict(settings),
+        stages=tuple(StageId(stage) for stage in stages),
+        by=asker(),
+        files=tuple(files),
     )
 
 

@@ -25,6 +25,7 @@ from spark_abs.protocol.control import (
     ControlState,
     Paused,
     Run,
+    SkippedFile,
     forgotten,
 )
 from spark_abs.settings import Settings
@@ -177,6 +178,8 @@ class JobStatus:
     """The age of the oldest of them: channels keep their logs since then. None if there is none."""
     paused: tuple[Paused, ...] = ()
     """Sources that begin no batch until they are resumed, of this run and of the next."""
+    skipped_files: tuple[SkippedFile, ...] = ()
+    """Input files that stages go past, in this run and in the next; the newest last."""
     skipped: int = 0
     """Periodic checkpoints that the live run has skipped since `last`, since they would have equalled it."""
     moment_ms: int | None = None
@@ -272,6 +275,7 @@ def status_and_activity(
         kept=len(rows),
         oldest_age_ms=max((row.age_ms for row in rows if row.age_ms is not None), default=None),
         paused=state.paused,
+        skipped_files=state.skipped,
         skipped=skips.number,
         moment_ms=manifest.acked_ms if manifest is not None and state.job == WATCHED_JOB else None,
         unchanged_ms=None if skips.at_ms is None else max(0, now_ms - skips.at_ms),

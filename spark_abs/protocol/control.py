@@ -97,6 +97,8 @@ class CommandKind(StrEnum):
     """Let the paused sources `stages` read again, all of them if it is empty."""
     RESTART = "restart"
     """Start the stage `stages` again when its batch has ended."""
+    SKIP_FILE = "skip-file"
+    """Let the stage `stages` go past the input files `files`, from its unfinished batch on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,8 @@ class Command:
     """The stages that it is about."""
     by: str = ""
     """The user and the host that asked; empty if an earlier version asked."""
+    files: tuple[str, ...] = ()
+    """The input files that it is about, as they were given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +209,28 @@ class Paused:
 
 
 @dataclass(frozen=True, slots=True)
+class SkippedFile:
+    """An input file that a stage does not read, in any run and attempt from `since` on; never removed.
+
+    When it was recorded, no output held the first batch with the file: a batch is the same in each repeat.
+    """
+
+    stage: StageId
+    file: str
+    """Its URI as Spark writes it in the log of a file source."""
+    by: str
+    """The user and the host that asked for it."""
+    at_ms: int
+    since: RunId
+    """The first run whose batches lack the file."""
+
+    @property
+    def id(self) -> str:
+        """The fields that identify it."""
+        return f"{self.stage} {self.file}"
+
+
+@dataclass(frozen=True, slots=True)
 class LaterRecord:
     """A row of a kind that only a later version knows: it is written back as it was read."""
 
@@ -231,6 +257,7 @@ class ControlState:
     forgotten: tuple[Forgotten, ...] = ()
     outside: tuple[OutsideSink, ...] = ()
     paused: tuple[Paused, ...] = ()
+    skipped: tuple[SkippedFile, ...] = ()
     later: tuple[LaterRecord, ...] = ()
 
     @property
@@ -539,6 +566,12 @@ def paused_of(state: ControlState, stages: Collection[StageId]) -> tuple[StageId
         if stage not in known:
             raise UsageError(f"source {stage!r} is not paused; paused are: {', '.join(known) or 'none'}")
     return tuple(dict.fromkeys(stages)) or known
+
+
+def skip(state: ControlState, files: Iterable[SkippedFile]) -> ControlState:
+    """Record files that a stage does not read; a file that is recorded already keeps its record."""
+    known = {one.id for one in state.skipped}
+    return replace(state, skipped=(*state.skipped, *(one for one in files if one.id not in known)))
 
 
 def dismiss(state: ControlState, message: str, but: Collection[str] = ()) -> ControlState:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
-from pyarrow import fs
 
 from spark_abs.errors import SinkFailed, SinkUnreachable, UsageError
 from spark_abs.manifest import Manifest, SourceShape, StageShape, StageSnapshot
@@ -21,10 +20,10 @@ from spark_abs.protocol.attempt import Attempt
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.sources import match
 from spark_abs.restore.delta_inputs import DeltaInputs, delta_inputs
+from spark_abs.snapshots.file_sources import logged_after
 from spark_abs.snapshots.kafka_offsets import KAFKA, Available, Partition, kafka_offsets, missing
-from spark_abs.snapshots.layout import file_source_offset, parse_offsets, source_entries, source_log_file
+from spark_abs.snapshots.layout import file_source_offset, parse_offsets
 from spark_abs.store.root import Root
-from spark_abs.store.storage import Place
 
 BOOTSTRAP_ENV, CLIENT_ENV = "KAFKA_BOOTSTRAP_SERVERS", "KAFKA_CLIENT_SETTINGS"
 """Names the brokers if the root does not: settings of librdkafka as JSON, as for `Kafka`."""
@@ -74,8 +73,8 @@ def inputs_since(
     """Return the inputs that a restore to `manifest` reads again.
 
     These are the files that the attempt of the checkpoint has read since, and if the checkpoint lies on the
-    current path, the current attempt. Lost native checkpoints tell no files, and files on a store that needs
-    further options are not looked for.
+    current path, the current attempt. Files that the stage skips are left out. Lost native checkpoints tell
+    no files, and files on a store that needs further options are not looked for.
 
     Args:
         root: the job's root.
@@ -98,7 +97,10 @@ def inputs_since(
                 left.add(source.name)
                 continue
             native = root.native(attempt.natives, attempt.id, attempt.directory(source.stage))
-            read[source.stage] |= set(_logged_after(native.below(f"sources/{place}"), source.until))
+            logged = logged_after(native.below(f"sources/{place}"), source.until)
+            read[source.stage] |= {entry.path for entry in logged}
+    for skipped in state.skipped:
+        read.get(skipped.stage, set()).discard(skipped.file)
     lost = sorted(path for path in set().union(*read.values()) if _is_gone(root, path))
     files = {stage: len(paths) for stage, paths in read.items() if paths}
     kafka = kafka_inputs(manifest) if ask_kafka else KafkaInputs()
@@ -135,17 +137,6 @@ def _place_now(source: _Source, then: Sequence[SourceShape], shapes: Sequence[St
     if not now or source.place >= len(then):
         return source.place
     return match(now, then)[source.place]
-
-
-def _logged_after(log: Place, until: int) -> Iterator[str]:
-    """Iterate the files that a file source's log has for batches after `until`."""
-    for info in log.fs.get_file_info(fs.FileSelector(log.path, allow_not_found=True)):
-        file = source_log_file(info.base_name)
-        if file is None or file.number <= until:
-            continue
-        for entry in source_entries((log.read(info.base_name) or b"").decode()):
-            if entry.batch > until:
-                yield entry.path
 
 
 def _is_gone(root: Root, uri: str) -> bool:

@@ -31,6 +31,7 @@ from spark_abs.model import (
     StageId,
     channel_id,
 )
+from spark_abs.observe.skipping import refuse_read
 from spark_abs.plan.columns import narrowed, widened
 from spark_abs.plan.frames import Frames, build_frames
 from spark_abs.plan.graph import StageDecl
@@ -50,6 +51,7 @@ from spark_abs.run.recovery import Recovery
 from spark_abs.run.renewal import Renewal
 from spark_abs.run.run import Run
 from spark_abs.run.running_stage import RunningStage, StageParts
+from spark_abs.run.skipped_files import SkippedFiles
 from spark_abs.run_context import RunContext
 from spark_abs.sinks.delta.create import ensure_sink
 from spark_abs.sinks.delta.sink import DeltaSink
@@ -133,6 +135,7 @@ class Launch:
         self._unread = Unread(ctx)
         paused = [one.stage for one in control.state.paused]
         self._paused = PausedSources(self._graph, ctx.bounded, paused)
+        self._skipped = SkippedFiles(ctx, control.state.skipped)
         self._senders: Senders
         self._snapshots: Snapshotter
 
@@ -157,6 +160,7 @@ class Launch:
         cleaner = CheckpointCleaner(ctx, {s.name: s.inputs for s in graph.stages}, storage, self._senders)
         self._snapshots = Snapshotter(ctx, storage, cleaner, self._events.put, self._termination.fail)
         runners = {s.name: self._runner(s, tables) for s in graph.stages}  # 5
+        refuse_read(ctx.root, self._control.state)
         frames = build_frames(  # 6
             self._job,
             graph,
@@ -379,6 +383,7 @@ class Launch:
             late=self._late,
             renew=self._renewal(stage.name),
             reopen=partial(self._reopened, stage),
+            skipped=partial(self._skipped.of, stage.name),
         )
         return RunningStage(parts, runner)
 
@@ -416,6 +421,7 @@ class Launch:
                 sources=self._paused.named,
                 hold=self._paused.hold,
                 restart=asked.ask,
+                skip=partial(self._skipped.ask, asked),
             ),
             on_failure=termination.fail,
             on_completed=self._senders.completed,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import shlex
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
@@ -14,8 +15,10 @@ from spark_abs.model import NO_BATCH, BatchId, StageId
 from spark_abs.protocol.control import require_current
 from spark_abs.protocol.final_errors import source_moved
 from spark_abs.protocol.restarts import Failed, Failures, GiveUp, RestartAt, RestartPolicy, decide, is_final
+from spark_abs.protocol.skipped_files import find_files
 from spark_abs.run_context import RunContext
-from spark_abs.spark.causes import cause_of, is_slow_start, one_line
+from spark_abs.snapshots.file_sources import FileSources
+from spark_abs.spark.causes import cause_of, file_read, is_slow_start, one_line
 from spark_abs.store.clock import now_ms, steady_ms
 from spark_abs.store.control import Control
 from spark_abs.store.history import HistoryEvent, HistoryRow, record_event
@@ -116,7 +119,22 @@ class Recovery:
                 )
                 self._due[end.stage] = _Due(end, now, decision)
             case GiveUp():
-                raise StageFailed(_told(end, decision)) from end.error
+                raise StageFailed(_told(end, decision, self._way_past(end))) from end.error
+
+    def _way_past(self, end: StageEnd) -> str:
+        """Name the command by which the stage goes past a file that its batch failed to read."""
+        file = file_read(end.cause)
+        if file is None or end.fixed:
+            return ""
+        try:
+            planned = FileSources(self._ctx.native(end.stage)).planned()
+        except (AbsError, OSError) as error:
+            log.warning("the log of the sources of stage %s could not be read: %s", end.stage, error)
+            return ""
+        if not find_files([file], planned):
+            return ""
+        call = shlex.join(("spark-abs", "skip-file", self._ctx.root.uri, end.stage, file))
+        return f"; to read the rest of the batch without the file: `{call}`"
 
     def _may_be_renewed(self, end: StageEnd) -> bool:
         """Say whether a new frame may solve a failure; true once for each batch."""
@@ -190,8 +208,8 @@ def _failed(end: StageEnd) -> str:
     return f"stage {end.stage!r} failed {where}: {end.cause}"
 
 
-def _told(end: StageEnd, decision: GiveUp) -> str:
-    said = f"{_failed(end)}{end.fixed}"
+def _told(end: StageEnd, decision: GiveUp, way_past: str) -> str:
+    said = f"{_failed(end)}{end.fixed}{way_past}"
     if source_moved(end.cause):
         said += (
             "; start the job again from its script: the start creates the frame again, or says why it cannot"

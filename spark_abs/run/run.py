@@ -185,6 +185,17 @@ class Run:
         """
         return self._ask(CommandKind.RESTART, stages=[stage])
 
+    def skip_file(self, stage: str, *files: str) -> str:
+        """Let a stage go past input files that fail its batch, by starting it again without them.
+
+        The files stay skipped, over restarts and restores. Returns what happened.
+
+        Raises:
+            Refused: the job has no such stage or is not running, a file is none of the stage's unfinished
+                batch, an output already has rows of the batch, or the stage could not be started.
+        """
+        return self._ask(CommandKind.SKIP_FILE, stages=[stage], files=files)
+
     def set(self, **settings: Unpack[LiveSettings]) -> str:
         """Change settings of the running job, e.g. `run.set(interval="30s")`, and return the changes.
 
@@ -282,8 +293,15 @@ class Run:
             raise Refused(f"{kind.value} {name or ''} was not taken: {answer.message}")
         return answer.id
 
-    def _ask(self, kind: CommandKind, name: str | None = None, *, stages: Sequence[str] = ()) -> str:
-        command = new_command(kind, now_ms(), name, stages=stages)
+    def _ask(
+        self,
+        kind: CommandKind,
+        name: str | None = None,
+        *,
+        stages: Sequence[str] = (),
+        files: Sequence[str] = (),
+    ) -> str:
+        command = new_command(kind, now_ms(), name, stages=stages, files=files)
         answer = self._answer(self._running().ask(command), None)
         if not answer.ok:
             raise Refused(answer.message)

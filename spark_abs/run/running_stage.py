@@ -16,7 +16,9 @@ from spark_abs.model import NO_BATCH, BatchId, StageId, Version
 from spark_abs.plan.graph import JobGraph, StageDecl
 from spark_abs.plan.specs import StageSpec
 from spark_abs.run_context import RunContext
+from spark_abs.spark.file_streams import without_files
 from spark_abs.spark.plan_facts import PlanFacts
+from spark_abs.spark.plans import as_active
 from spark_abs.stages.late_rows import LateRows
 from spark_abs.stages.native import check_native
 from spark_abs.stages.outputs import newest_output
@@ -52,6 +54,8 @@ class StageParts:
     """Creates the frame again, as a start would; None if the frame stays."""
     reopen: Callable[[], StageRunner]
     """Opens the outputs again, which fences older runs, and makes a runner with separate handles."""
+    skipped: Callable[[], frozenset[str]]
+    """Returns the input files that the stage does not read."""
 
 
 class RunningStage:
@@ -193,9 +197,11 @@ class RunningStage:
     def _start_with(self, take: Callable[[StreamingQuery], None]) -> QueryStart:
         parts = self._parts
         after = parts.graph.stages_after(self.name)
+        with as_active(parts.spark):
+            frame = without_files(self._frame, parts.skipped())
         return QueryStart(
             parts.spec,
-            self._frame,
+            frame,
             runner=self.runner,
             keeps_state=parts.plan.keeps_state,
             stages_after=after,

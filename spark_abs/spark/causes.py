@@ -25,6 +25,7 @@ _CAUSED = re.compile(r"Caused by: (?!\[CIRCULAR)(.+)")
 _BELOW = re.compile(r": ((?:[a-z_][\w$]*\.)+[A-Z].*)")
 """As py4j writes it below `An error occurred while calling o52.save.`"""
 _TASK = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \([^)]*\): (.+)")
+_READ = "; while reading file "
 _READING = re.compile(r"\[FAILED_READ_FILE\S*\] Encountered error while reading file (\S+?)\.(?:\s|$)")
 _ENDS = re.compile(
     r"\s+at |\s+\.\.\. \d+ more|\s*Caused by: |\s*Suppressed: |=== |== SQL|: |Driver stacktrace:"
@@ -97,8 +98,14 @@ def deepest(text: str) -> str:
     said = one_line(_CLASS.sub(r"\1", found[0].removeprefix(_UNKNOWN), count=1))
     reading = [match[1] for line in lines if (match := _READING.search(line))]
     if reading and not python and reading[-1] not in said:
-        return f"{said}; while reading file {reading[-1]}"
+        return f"{said}{_READ}{reading[-1]}"
     return said
+
+
+def file_read(cause: str) -> str | None:
+    """Return the file that was being read, by a cause that `deepest` returned; None if it names none."""
+    file = cause.rpartition(_READ)[2] if _READ in cause else ""
+    return None if not file or " " in file else file
 
 
 def _java(lines: list[str], at: int, form: re.Pattern[str]) -> str | None:

@@ -43,6 +43,7 @@ from spark_abs.protocol.control import (
     OutsideSink,
     Paused,
     Run,
+    SkippedFile,
     begin_job,
     claim,
     overtaken,
@@ -65,7 +66,10 @@ _KINDS: dict[str, type] = {
     "forgotten": Forgotten,
     "outside": OutsideSink,
     "paused": Paused,
+    "skipped": SkippedFile,
 }
+_FORMATS = {"skipped": 2}
+"""The formats of kinds that an earlier version must not overlook: it refuses the root."""
 
 
 class Control:
@@ -248,10 +252,11 @@ def _encode(state: ControlState) -> Iterator[dict[str, object]]:
         ("forgotten", state.forgotten),
         ("outside", state.outside),
         ("paused", state.paused),
+        ("skipped", state.skipped),
     ):
         for item in items:
             key = item.barrier.id if isinstance(item, Claim) else item.id
-            yield {"kind": kind, "id": str(key), "v": FORMAT, "body": to_json(item)}
+            yield {"kind": kind, "id": str(key), "v": _FORMATS.get(kind, FORMAT), "body": to_json(item)}
     for record in state.later:
         yield asdict(record)
 
@@ -263,7 +268,7 @@ def _decode(rows: list[dict[str, Any]], root: str) -> ControlState | None:
     later: list[LaterRecord] = []
     job, last = None, 0
     for row in rows:
-        require_format(row["v"], FORMAT, "control/")
+        require_format(row["v"], _FORMATS.get(row["kind"], FORMAT), "control/")
         if row["kind"] == "job":
             head = json.loads(row["body"])
             job, last = str(head["job"]), int(head["last_claimed"])
@@ -286,5 +291,6 @@ def _decode(rows: list[dict[str, Any]], root: str) -> ControlState | None:
         forgotten=tuple(found["forgotten"]),
         outside=tuple(found["outside"]),
         paused=tuple(found["paused"]),
+        skipped=tuple(found["skipped"]),
         later=tuple(later),
     )

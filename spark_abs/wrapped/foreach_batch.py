@@ -26,7 +26,7 @@ from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import MAIN_OUTPUT, BatchId, StageId, Version, checked_name
 from spark_abs.plan.specs import BatchFunction, JobSpec, Output, SinkSpec, StageSpec
 from spark_abs.protocol import control as ledger
-from spark_abs.protocol.control import WRAPPED_JOB, ControlState, forget, forgotten, remember
+from spark_abs.protocol.control import WRAPPED_JOB, Command, ControlState, forget, forgotten, remember
 from spark_abs.run.lifecycle import Lifecycle, Termination, end_all
 from spark_abs.run.registration import begin, end, refuse_second
 from spark_abs.settings import session_settings
@@ -223,6 +223,7 @@ class _Host:
                 sources=_refuse_pause,
                 hold=lambda _: None,
                 restart=_refuse_restart,
+                skip=_refuse_skip,
             ),
             on_failure=fail,
         )
@@ -430,6 +431,12 @@ def _refuse_pause(_stages: Sequence[StageId]) -> tuple[StageId, ...]:
 
 def _refuse_restart(_stage: StageId, _request: str) -> None:
     raise UsageError("wrapped queries are started and stopped by their owner: restart the query instead")
+
+
+def _refuse_skip(_command: Command) -> str | None:
+    raise UsageError(
+        "the frame of a wrapped query is its owner's: filter the file out there, or move it away"
+    )
 
 
 def recorded_parts(checkpoints: Checkpoints, state: ControlState) -> tuple[StageSnapshot, ...]:

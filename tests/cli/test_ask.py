@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -267,6 +268,29 @@ def test_a_restart_of_a_stage_is_waited_for(job: SmallJob, cli: Cli) -> None:
     cli.pause = Acting(nothing, answering(job, True, None, "stage 'b' runs again"))
     assert cli("restart", "b").stdout == "stage 'b' runs again\n"
     assert (asked(job).kind, asked(job).stages) == (ledger.CommandKind.RESTART, ("b",))
+
+
+def test_files_are_skipped_by_a_live_run_and_shown(job: SmallJob, cli: Cli) -> None:
+    job.come_alive()
+    cli.pause = Acting(nothing, answering(job, True, None, "stage 'a' skips /in/7; stage 'a' runs again"))
+    assert cli("skip-file", "a", "/in/7", "/in/8").stdout == "stage 'a' skips /in/7; stage 'a' runs again\n"
+    assert (asked(job).kind, asked(job).stages) == (ledger.CommandKind.SKIP_FILE, ("a",))
+    assert asked(job).files == ("/in/7", "/in/8")
+    one = ledger.SkippedFile(StageId("a"), "file:///in/7", "ann@desk", job.clock_ms, job.run)
+    files = [one, replace(one, file="file:///in/8"), replace(one, stage=StageId("c"))]
+    Control.open(job.root).update(lambda s: ledger.skip(s, files))
+    shown = [
+        line.split(maxsplit=2)[2] for line in cli("status").stdout.splitlines() if "skipped files" in line
+    ]
+    assert [line.partition(", ")[0] for line in shown] == ["2 of stage a", "1 of stage c"]
+    assert "the last file:///in/8, " in shown[0]
+    assert cli.json("status")["skipped_files"][0]["file"] == "file:///in/7"
+
+
+def test_files_are_skipped_while_nothing_runs_or_refused(job: SmallJob, cli: Cli) -> None:
+    said = "has declared no stage yet: a file can be skipped once the batch that reads it has failed"
+    assert said in cli("skip-file", "a", "/in/7", exits=2).stderr
+    assert "Missing argument 'FILE...'" in cli("skip-file", "a", exits=2).stderr
 
 
 def test_paused_sources_are_resumed_also_while_nothing_runs(job: SmallJob, cli: Cli) -> None:

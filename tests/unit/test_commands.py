@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,6 +48,7 @@ class Running:
             sources=self._sources,
             hold=lambda paused: self.held.append(set(paused)),
             restart=lambda stage, request: self.asked.append((stage, request)),
+            skip=self._skip,
         )
         self.commands = Commands(
             ctx,
@@ -62,6 +64,12 @@ class Running:
         if "totals" in stages:
             raise UsageError("'totals' is no source of the job")
         return tuple(stages) or (CLICKS, ORDERS)
+
+    def _skip(self, command: Command) -> str | None:
+        if not command.files:
+            raise UsageError("no file is named")
+        self.asked.append(("skip", command.files))
+        return "skipped before" if "/in/1" in command.files else None
 
     def send(self, command: Command) -> None:
         self.control.update(lambda s: ledger.ask(s, command))
@@ -139,6 +147,21 @@ def test_a_run_that_was_replaced_pauses_nothing(running: Running) -> None:
     assert (running.control.state.paused, running.held) == ((), [])
     (command,) = running.control.state.commands
     assert (command.ok, "repeat the request" in command.message) == (False, True)
+
+
+def test_skipped_files_are_answered_at_once_or_when_the_stage_runs_again(running: Running) -> None:
+    command = replace(by(CommandKind.SKIP_FILE, CLICKS), files=("/in/2",))
+    running.send(command)
+    running.commands.read()
+    assert (running.asked, running.history()) == ([("skip", ("/in/2",))], [])
+    running.commands.answer(Answer(command.id, None, True, "it runs again"))
+    assert running.answered(replace(command, id="two", files=("/in/1",))) == (True, "skipped before")
+    assert running.answered(replace(command, id="three", files=())) == (False, "no file is named")
+    assert {(row[1], row[2]) for row in running.history()} == {
+        ("done", "it runs again"),
+        ("done", "skipped before"),
+        ("refused", "no file is named"),
+    }
 
 
 def test_a_command_of_a_later_version_is_refused_and_the_run_goes_on(running: Running) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from spark_abs.errors import AbortReason, UsageError
@@ -65,6 +67,22 @@ def test_from_which_run_on_all_have_ended_in_order(ends: list[str | None], since
 
 
 CLICKS, ORDERS = StageId("clicks"), StageId("orders")
+
+
+def test_a_skipped_file_stays_skipped_over_runs_and_restores() -> None:
+    state = control.begin_run(control.begin_job("job", 0), "here", 1, 0)
+    one = control.SkippedFile(CLICKS, "file:///in/1", "ann@desk", 5, RunId(2))
+    state = control.skip(state, [one, replace(one, file="file:///in/2")])
+    state = control.begin_run(state, "here", 1, 10)
+    state = begin_attempt(
+        state, AttemptId(1), checkpoint=CheckpointId(1), plan="", host="here", pid=1, now_ms=20
+    )
+    state = control.skip(state, [replace(one, by="bob@desk"), replace(one, stage=ORDERS)])
+    assert [(each.stage, each.file, each.by) for each in state.skipped] == [
+        ("clicks", "file:///in/1", "ann@desk"),
+        ("clicks", "file:///in/2", "ann@desk"),
+        ("orders", "file:///in/1", "ann@desk"),
+    ]
 
 
 def test_a_pause_holds_over_runs_and_restores_until_it_is_resumed() -> None:

@@ -32,7 +32,13 @@ class Watched:
         self.control = Control.create(self.root, "job", now_ms=0)
         self.begin_run()
         monkeypatch.setattr(module, "steady_ms", lambda: self.now)
-        ctx: Any = SimpleNamespace(root=self.root, attempt=AttemptId(1), run=RunId(1), failpoint=no_failpoint)
+        ctx: Any = SimpleNamespace(
+            root=self.root,
+            attempt=AttemptId(1),
+            run=RunId(1),
+            failpoint=no_failpoint,
+            native=lambda stage: self.root.place(f"native/1/{stage}"),
+        )
         restart = {name: (lambda name=name: self._start(name)) for name in (PAIR, TAIL)}
         self.recovery, self.ctx = Recovery(ctx, policy, restart), ctx
 
@@ -72,6 +78,33 @@ def test_a_failed_stage_waits_for_its_time_and_is_told_of_in_history(watched: Wa
     (row,) = History(watched.root).read().to_pylist()
     assert (row["event"], row["stage"], row["batch"]) == (HistoryEvent.STAGE_RESTARTED, "pair", 7)
     assert (row["restarts"], row["duration_ms"], row["detail"]) == (1, 100, "OSError: no route")
+
+
+class TornFile(Exception):
+    """Spark's error about a file that it cannot read."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__("Job aborted")
+        self._stackTrace = (
+            f": org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading "
+            f"file {file}.  SQLSTATE: KD001\n\tat org.apache.spark\nCaused by: java.io.EOFException: it ends"
+        )
+
+
+@pytest.mark.parametrize("stage", [PAIR, TAIL])
+def test_the_command_that_skips_a_file_is_named_if_the_stage_reads_it_as_a_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: StageId
+) -> None:
+    """No file of a table, or of a channel, is skipped."""
+    watched = Watched(tmp_path, RestartPolicy(), monkeypatch)
+    entry = b'v1\n{"path":"file:///in/a&b.json","timestamp":1,"batchId":0}'
+    watched.ctx.native(PAIR).write("sources/0/0", entry)
+    with pytest.raises(StageFailed) as failed:
+        watched.fail(TornFile("file:///in/a&b.json"), stage)
+    said = f"stage '{stage}' failed in batch 7: EOFException: it ends; while reading file file:///in/a&b.json"
+    command = f"`spark-abs skip-file {watched.root.uri} pair 'file:///in/a&b.json'`"
+    way = f"; to read the rest of the batch without the file: {command}" if stage == PAIR else ""
+    assert str(failed.value) == said + way
 
 
 def test_restarts_that_do_not_finish_a_batch_are_counted_in_what_is_said(watched: Watched) -> None:

@@ -67,8 +67,10 @@ from spark_abs.protocol.control import (
     OutsideSink,
     Paused,
     Run,
+    SkippedFile,
     answer,
     require_current,
+    skip,
 )
 from spark_abs.protocol.evaluation import Staged
 from spark_abs.protocol.outside import Mark
@@ -104,6 +106,7 @@ from spark_abs.store.history import SCHEMA as HISTORY
 from spark_abs.store.history import HistoryEvent
 from spark_abs.store.lease import Lease
 from spark_abs.store.root import Root
+from spark_abs.store.table import Table
 
 FORMATS = Path(__file__).parent / "formats"
 ADR = Path(__file__).parents[2] / "spark_abs" / "adr" / "002-stored-formats.md"
@@ -247,6 +250,20 @@ def test_records_of_a_later_version_in_control_are_read_and_written_back(tmp_pat
         from_json(Command, '{"id":"one","kind":7,"name":null,"asked_ms":5}')
 
 
+def test_an_earlier_version_refuses_a_root_whose_stages_skip_files(tmp_path: Path) -> None:
+    """It would read them; and so does this version with a kind of rows that it must not overlook."""
+    root = Root(str(tmp_path))
+    one = SkippedFile(StageId("orders"), "file:///in/7.json", "ann@desk", 5, RunId(2))
+    Control.create(root, "job", 0).update(lambda state: skip(state, [one]))
+    assert Control.open(root).state.skipped == (one,)
+    rows = Table.open(root.place("control")).read().to_pylist()
+    assert {row["kind"]: row["v"] for row in rows} == {"job": 1, "attempt": 1, "skipped": 2}
+    whim = pa.Table.from_pylist([{"kind": "whim", "id": "w", "v": 2, "body": "{}"}], schema=CONTROL)
+    write_deltalake(str(tmp_path / "control"), whim, mode="append")
+    with pytest.raises(DamageError, match="control/ has format 2, the newest known is 1: upgrade spark_abs"):
+        Control.open(root).update(lambda state: skip(state, [one]))
+
+
 def test_a_sink_commit_from_before_it_told_what_batches_read() -> None:
     old = '{"sink":"j/s/o","attempt":1,"run":1,"batch":3,"barrier":null,"cancel":null,"restored":null,"v":1}'
     assert from_json(SinkMetadata, old) == SinkMetadata("j/s/o", AttemptId(1), RunId(1), BatchId(3))
@@ -263,7 +280,7 @@ def words_of_the_record() -> set[str]:
         *(OperatorShape, SourceShape, StateFunction, Head, SegmentMetadata, Record, Origin),
         *(LookupVersion, Position, Barrier, EntryMetadata, Attempt, Run, Claim, Aborted, Command, Lease),
         *(SinkMetadata, PlannedBatch, Rebuilt, StartedFunctions, Staged, OutsideSink, Mark, Postgres, Kafka),
-        *(Paused, RunActivity, Skips, StageActivity, Backlog, Late, Disk, Earlier, Longest),
+        *(Paused, SkippedFile, RunActivity, Skips, StageActivity, Backlog, Late, Disk, Earlier, Longest),
         *(Iceberg, IcebergMark, Kept, EpochTable, CommittedEpoch, ChangeOptions, Tombstones, TombstoneFile),
     ],
 )

@@ -10,7 +10,7 @@ from spark_abs.manifest import Manifest, SourceShape, StageShape, StageSnapshot
 from spark_abs.model import AttemptId, BatchId, CheckpointId, CheckpointKind, RunId, StageId
 from spark_abs.protocol.attempt import Rebuilt
 from spark_abs.protocol.attempt_changes import begin_attempt, finish_attempt
-from spark_abs.protocol.control import ControlState, begin_job
+from spark_abs.protocol.control import ControlState, SkippedFile, begin_job, skip
 from spark_abs.restore.inputs import InputsSince, inputs_since
 from spark_abs.store.root import Root
 
@@ -64,6 +64,17 @@ def test_only_what_was_read_since_the_checkpoint_and_is_gone_is_named(tmp_path: 
     )
     assert inputs_since(root, checkpoint(6), state, (), ask_kafka=True) == InputsSince({StageId("events"): 1})
     assert inputs_since(root, checkpoint(7), state, (), ask_kafka=True) == InputsSince()
+
+
+def test_a_file_that_the_stage_skips_is_not_read_again_and_may_be_gone(tmp_path: Path) -> None:
+    write_log(tmp_path, 1, first=0, until=4, compact=-1)
+    input_file(tmp_path, 4).unlink()
+    root, state = Root(str(tmp_path / "root")), begin_job("job", 0)
+    one = SkippedFile(StageId("events"), input_file(tmp_path, 4).as_uri(), "ann@desk", 5, RunId(2))
+    for stage, lost in (("events", ()), ("orders", (one.file,))):
+        skipped = skip(state, [replace(one, stage=StageId(stage)), replace(one, stage=StageId("other"))])
+        found = inputs_since(root, checkpoint(2), skipped, (), ask_kafka=True)
+        assert (found.lost, found.files) == (lost, {StageId("events"): 1 + len(lost)})
 
 
 def test_the_current_attempt_is_asked_if_the_checkpoint_is_on_its_path(tmp_path: Path) -> None:

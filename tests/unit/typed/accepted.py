@@ -47,6 +47,7 @@ def running(run: spark_abs.Run) -> int | None:
         run.savepoint("before", timeout=2.5)
         run.set(interval="30s", mode="at_least_once")
         assert run.cancel(run.checkpoint(timeout=2)) == run.pause("clicks") + run.restart("match")
+        assert run.skip_file("clicks", "file:///in/7.json") == run.resume()
     except spark_abs.CheckpointPending as late:
         return late.exit_code
     except (spark_abs.Refused, spark_abs.StageFailed, spark_abs.DamageError):
@@ -60,6 +61,7 @@ def looked_at(spark: SparkSession) -> spark_abs.Edit:
     assert rows == shop.history(limit=3).to_pylist() == shop.verify("latest").to_pylist()
     assert shop.status().alive is None
     assert shop.cancel("before") == shop.pause() == shop.resume("clicks") == shop.restart("match")
+    assert shop.skip_file("clicks", "/in/7.json", "/in/8.json", timeout=2.5) == shop.resume()
     assert shop.checkpoint() > 0
     assert shop.inspect.state(7).num_rows == shop.inspect.sinks().num_rows == 0
     sales: DataFrame = shop.read("sales", "before")

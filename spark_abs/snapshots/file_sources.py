@@ -1,0 +1,79 @@
+"""The files that the file sources of a native checkpoint have listed, from Spark's own log of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pyarrow import fs
+
+from spark_abs.model import NO_BATCH, BatchId
+from spark_abs.snapshots.capture import newest_batch
+from spark_abs.snapshots.layout import (
+    SourceEntry,
+    file_source_offset,
+    is_file_source_log,
+    parse_offsets,
+    source_entries,
+    source_log_file,
+)
+from spark_abs.store.storage import Place
+
+
+class FileSources:
+    """The logs of a stage's file sources, up to its last finished batch and after it. No query may run."""
+
+    def __init__(self, native: Place) -> None:
+        """Take the place of the native checkpoint."""
+        self._native = native
+        self.finished = newest_batch(native, "commits")
+        """The last finished batch, `NO_BATCH` if none is."""
+        text = None if self.finished == NO_BATCH else native.read(f"offsets/{int(self.finished)}")
+        self._offsets = {} if text is None else parse_offsets(text.decode()).offsets
+
+    @property
+    def unfinished(self) -> BatchId:
+        """The batch that reads what is planned."""
+        return BatchId(self.finished + 1)
+
+    def planned(self) -> frozenset[str]:
+        """Return the files that batches after the last finished one are to read, as Spark writes them."""
+        return frozenset(e.path for log, until in self._logs() for e in logged_after(log, until))
+
+    def read(self) -> frozenset[str]:
+        """Return the files that finished batches have read. Reads the logs from their beginning."""
+        return frozenset(
+            e.path for log, until in self._logs() for e in logged_after(log, -1) if e.batch <= until
+        )
+
+    def _logs(self) -> Iterator[tuple[Place, int]]:
+        """Iterate the logs, each with its last batch that a finished batch of the stage has read."""
+        top = fs.FileSelector(f"{self._native.path}/sources", allow_not_found=True)
+        for info in self._native.fs.get_file_info(top):
+            log, offset = self._native.below(f"sources/{info.base_name}"), self._offsets.get(info.base_name)
+            until = file_source_offset(offset)
+            if until is not None:
+                yield log, until
+            elif offset is None and _is_file_source(log):
+                yield log, -1
+
+
+def _is_file_source(log: Place) -> bool:
+    """Say whether the log of a source is that of a file source; other sources have numbered files, too."""
+    names = (i.base_name for i in log.fs.get_file_info(fs.FileSelector(log.path, allow_not_found=True)))
+    texts = (log.read(name) or b"" for name in names if source_log_file(name) is not None)
+    return any(is_file_source_log(text.decode(errors="replace")) for text in texts)
+
+
+def logged_after(log: Place, until: int) -> Iterator[SourceEntry]:
+    """Iterate what the log of a file source has for batches after `until`.
+
+    Raises:
+        DamageError: a line is not as Spark writes it.
+    """
+    for info in log.fs.get_file_info(fs.FileSelector(log.path, allow_not_found=True)):
+        file = source_log_file(info.base_name)
+        if file is None or file.number <= until:
+            continue
+        for entry in source_entries((log.read(info.base_name) or b"").decode()):
+            if entry.batch > until:
+                yield entry
