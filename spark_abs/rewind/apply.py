@@ -19,6 +19,7 @@ from spark_abs.rewind import claim
 from spark_abs.rewind.claim import Claim
 from spark_abs.rewind.directory import (
     bring_back,
+    check_schemas,
     check_sources,
     least_number,
     lift_fence,
@@ -78,6 +79,7 @@ def check_plan(plan: RewindPlan, storage: Storage) -> RewindPlan:
                 captured = capture(place.fs, place.path, BatchId(query.batch), source_logs=False)
                 paths = [file.path for file in captured.files]
                 check_sources(place, query, plan.journal.rewind)
+            check_schemas(place, query, plan.journal.rewind)
         except (CaptureIncomplete, DamageError) as error:
             raise Refused(f"query {query.name!r} cannot go back to batch {query.batch}: {error}") from error
         if query.moves:

@@ -18,7 +18,7 @@ from pyarrow import fs
 from spark_abs.codec import to_json
 from spark_abs.errors import DamageError, Refused
 from spark_abs.model import BatchId, Version, checked_relative
-from spark_abs.rewind.files import advanced_source_log, newer
+from spark_abs.rewind.files import advanced_source_log, later_schemas, newer
 from spark_abs.rewind.journal import DIRECTORY, FENCE, MARK, Fence, Journal, QueryGoal, Rewound, top_of
 from spark_abs.rewind.kept import KEPT, brought
 from spark_abs.rewind.query import fence_of, jumped
@@ -191,6 +191,17 @@ def check_sources(place: Place, goal: QueryGoal, rewind: str) -> None:
     _source_logs(goal, parse_offsets(goal.offsets), Files(place, rewind))
 
 
+def check_schemas(place: Place, goal: QueryGoal, rewind: str) -> None:
+    """See that the logs of schemas can be read.
+
+    Raises:
+        DamageError: an entry is damaged.
+        Refused: an entry has a format that is not known.
+    """
+    files = Files(place, rewind)
+    later_schemas(files.listed(), parse_offsets(goal.offsets), files.text)
+
+
 def _source_logs(query: QueryGoal, offsets: OffsetFile, files: Files) -> dict[str, str]:
     """Return the files of the logs of file sources that are missing or change: path to text."""
     made: dict[str, str] = {}
@@ -239,6 +250,11 @@ def _change(files: Files, query: QueryGoal, versions: dict[str, Version], at: Fa
         if newer(path, query.batch, read) and not newer(path, query.before, query.logs):
             at("file")
             files.take_away(path)
+    for path in later_schemas(files.listed(), offsets, files.text):
+        at("schema")
+        directory, _, name = path.rpartition("/")
+        files.take_away(path)
+        files.take_away(f"{directory}/.{name}.crc")
     for path, text in logs.items():
         at("log")
         files.rewrite(path, text)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from spark_abs.errors import DamageError
 from spark_abs.snapshots.layout import (
+    OffsetFile,
     SourceLogFile,
     file_source_logs,
     source_entries,
     source_log_file,
     state_file,
 )
+from spark_abs.snapshots.schema_log import entries_at
 
 _HEAD = "v1"
+_SCHEMA_ENTRY = re.compile(r"((?:.*/)?_schema_log_[^/]+)/(\d+)")
+"""A file in the log of a source with `schemaTrackingLocation`: Delta names the directory after the table."""
 _INTERVAL = 10
 """Spark's default of `spark.sql.streaming.fileSource.log.compactInterval`."""
 
@@ -42,6 +48,34 @@ def newer(path: str, batch: int, logs: Mapping[str, int]) -> bool:
             found = state_file(name)
             return found is not None and found.version > batch + 1
     return False
+
+
+def holds_schema_log(path: str) -> bool:
+    """Say whether a directory, with its path in the checkpoint, is a log of schemas."""
+    return _SCHEMA_ENTRY.fullmatch(f"{path}/0") is not None
+
+
+def later_schemas(paths: Iterable[str], offsets: OffsetFile, read: Callable[[str], str]) -> list[str]:
+    """Return the entries of schema logs that were written after a batch: Delta reads with the newest one.
+
+    Args:
+        paths: of all files of the checkpoint.
+        offsets: those of the batch.
+        read: path to its text.
+
+    Raises:
+        Refused: an entry has a format that is not known.
+        DamageError: an entry is damaged.
+    """
+    logs: dict[str, dict[int, str]] = {}
+    for path in paths:
+        if (entry := _SCHEMA_ENTRY.fullmatch(path)) is not None:
+            logs.setdefault(entry[1], {})[int(entry[2])] = path
+    found = []
+    for log in logs.values():
+        stay = entries_at({n: partial(read, path) for n, path in log.items()}, offsets.offsets.get)
+        found += [path for number, path in log.items() if number not in stay]
+    return sorted(found)
 
 
 def advanced_source_log(

@@ -14,6 +14,7 @@ from spark_abs.cuts.cut import NEVER, Batch, Read
 from spark_abs.cuts.lineage import Attempted
 from spark_abs.errors import DamageError, Refused, UsageError
 from spark_abs.rewind.claim import Claim, claim_of
+from spark_abs.rewind.files import holds_schema_log
 from spark_abs.rewind.journal import DIRECTORY, FENCE, MARK, Fence, Rewound
 from spark_abs.snapshots.capture import newest_batch
 from spark_abs.snapshots.delta_offsets import DeltaOffset, delta_offset
@@ -240,9 +241,21 @@ def _ended(batch: int, committed: Mapping[int, int], offsets: Mapping[int, Offse
 
 
 def _others(place: Place) -> tuple[str, ...]:
-    infos = place.fs.get_file_info(fs.FileSelector(place.path))
-    names = {info.base_name for info in infos if info.type is fs.FileType.Directory}
-    return tuple(sorted(names - {"offsets", "commits", "sources", "state", DIRECTORY}))
+    known = {"offsets", "commits", "sources", "state", DIRECTORY}
+    return tuple(
+        sorted(name for name in _directories(place) if name not in known and _is_strange(place, name))
+    )
+
+
+def _is_strange(place: Place, name: str) -> bool:
+    """Say whether a directory is neither a log of schemas nor holds only such."""
+    inside = _directories(place, name)
+    return not holds_schema_log(name) and not (inside and all(map(holds_schema_log, inside)))
+
+
+def _directories(place: Place, below: str = "") -> list[str]:
+    infos = place.fs.get_file_info(fs.FileSelector(f"{place.path}/{below}".rstrip("/")))
+    return [info.base_name for info in infos if info.type is fs.FileType.Directory]
 
 
 def _is_auto_loader(line: str) -> bool:

@@ -114,7 +114,7 @@ def _notes(queries: Sequence[QueryFacts], tables: Sequence[TableFacts]) -> list[
         if query.others:
             said.append(
                 f"query {query.name!r} has {', '.join(query.others)} in its checkpoint, which Spark does not "
-                "write by itself: it stays as it is (a schema log of Delta must not have grown since)"
+                "write by itself: it stays as it is"
             )
         if not _outputs(query, tables):
             said.append(

@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ from spark_abs.rewind.prepare import Prepared, listed
 from spark_abs.rewind.purge import purge
 from spark_abs.store.failpoint import no_failpoint
 from spark_abs.store.storage import DEFAULTS
-from tests.plain_queries import SHAPES, World, rows_of, text_of
+from tests.plain_queries import SHAPES, PlainQuery, World, added, names_in, rows_of, text_of
 
 W = TypeVar("W", bound=World)
 
@@ -106,6 +107,65 @@ def test_a_rewind_and_its_undo_are_finished_when_killed_at_any_point(
         world.finish()
         world.is_whole(number)
     assert reached > 10
+
+
+class Tracking(PlainQuery):
+    """A reader of a table that tracks its schema: every other batch ends at a change of columns."""
+
+    @property
+    def _log_of_schemas(self) -> dict[int, dict[str, int]]:
+        log = "schemas/_schema_log_t"
+        texts = {int(n): text_of(self.checkpoint, f"{log}/{n}") for n in names_in(self.checkpoint, log)}
+        return {number: json.loads(text.partition("\n")[2]) for number, text in texts.items()}
+
+    def start(self) -> None:
+        """See that no schema is of later rows than the table has: Delta would read with the newest."""
+        there = len(rows_of(self.table(self.sink)))
+        assert all(entry["rows"] <= there for entry in self._log_of_schemas.values())
+        super().start()
+
+    def _write(self, ids: list[int], crash: str = "") -> None:
+        super()._write(ids, crash)
+        if not self.from_files and self.batch % 2:
+            entry = {
+                "deltaCommitVersion": self.until - 1,
+                "sourceMetadataPath": "file:/c/sources/0",
+                "rows": len(rows_of(self.table(self.sink))),
+            }
+            number = len(self._log_of_schemas)
+            added(self.checkpoint, f"schemas/_schema_log_t/{number}", f"v1\n{json.dumps(entry)}")
+
+
+class TrackingWorld(World):
+    def queries(self) -> list[PlainQuery]:
+        return [
+            Tracking(self.top, name, source, sink, chance=self.chance)
+            for name, source, sink in SHAPES["chain"]
+        ]
+
+
+@pytest.mark.parametrize("taken_back", [False, True], ids=["rewind", "undo"])
+def test_schemas_tracked_since_are_gone_wherever_a_rewind_is_killed(tmp_path: Path, taken_back: bool) -> None:
+    first = TrackingWorld(tmp_path / "first" / "live", "chain", seed=7, files=12)
+    first.run(25)
+    *_, (_, at) = listed(*first.places())
+    if taken_back:
+        first.rewind(at)
+    points = Counter[str]()
+
+    def note(point: str) -> None:
+        points[point] += 1
+
+    for number, world in worlds(first, every=7):
+        try:
+            world.undo(killed_at(number)) if taken_back else world.rewind(at, killed_at(number))
+        except Killed:
+            world.finish(note)
+        else:
+            break
+        world.is_whole(number)
+    assert taken_back or points["schema"] > 0
+    world.is_whole(number)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

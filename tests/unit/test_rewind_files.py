@@ -6,9 +6,16 @@ import json
 
 import pytest
 
-from spark_abs.errors import DamageError
-from spark_abs.rewind.files import advanced_source_log, cut_source_log, newer
+from spark_abs.errors import DamageError, Refused
+from spark_abs.rewind.files import (
+    advanced_source_log,
+    cut_source_log,
+    holds_schema_log,
+    later_schemas,
+    newer,
+)
 from spark_abs.rewind.query import jumped
+from spark_abs.snapshots.layout import parse_offsets
 
 LOGS = {"0": 3}
 
@@ -132,3 +139,30 @@ def test_a_log_holds_at_a_higher_number_what_it_held_at_an_offset(
         [*there, *made], until, newest + 1, lambda name: made[name] if name in made else whole(name)
     )
     assert told(kept, {**made, **again}) == list(range(until + 1))
+
+
+def test_schemas_that_were_tracked_after_a_batch_go() -> None:
+    """Delta reads with the newest one: rows of before a rename would come under the new name."""
+    line = json.dumps({"reservoirId": "t", "reservoirVersion": 5, "index": -100, "isStartingVersion": False})
+    offsets = parse_offsets(f'v1\n{{"batchWatermarkMs":0}}\n{line}')
+    paths = [f"schemas/_schema_log_t/{n}" for n in range(3)] + [
+        "_schema_log_t_2/0",
+        "_schema_log_t_2/.0.crc",
+        "a/1",
+    ]
+    since = {**dict(zip(paths, (0, 5, 9), strict=False)), "_schema_log_t_2/0": 4}
+
+    def read(path: str) -> str:
+        entry = {"deltaCommitVersion": since[path], "sourceMetadataPath": "file:/c/sources/0"}
+        return f"v1\n{json.dumps(entry)}"
+
+    assert later_schemas(paths, offsets, read) == paths[1:3]
+    with pytest.raises(Refused, match="schema tracking log"):
+        later_schemas(paths, offsets, lambda _: "v2\n{}")
+
+
+@pytest.mark.parametrize(
+    ("path", "holds"), [("_schema_log_t", True), ("schemas/_schema_log_t", True), ("a", False)]
+)
+def test_a_log_of_schemas_is_known_by_the_name_that_delta_gives_it(path: str, holds: bool) -> None:
+    assert holds_schema_log(path) is holds
