@@ -34,7 +34,9 @@ from spark_abs.run.run import Run
 from spark_abs.store.activity import StageActivity
 from spark_abs.store.clock import now_ms
 from spark_abs.store.root import Root
-from tests.job_support import EPOCH, Feed, eventually
+from spark_abs.store.storage import Place
+from tests.job_support import EPOCH, Feed, eventually, read_table
+from tests.spark.conftest import Start
 
 pytestmark = pytest.mark.long
 
@@ -190,6 +192,36 @@ def test_a_healthy_job_has_no_diagnosis(shop: Shop) -> None:
     assert doctor_elsewhere(shop.root) == {}
 
 
+def test_a_lag_that_grows(shop: Shop) -> None:
+    """What waits are rows that the test has counted, those of the batch that is held included."""
+    assert shop.run is not None
+    shop.settle()
+    shop.called.clear()
+    shop.free.clear()
+    began, rows = time.monotonic(), (1, 3, 4, 5)
+    shop.write("clicks", rows[0])
+    eventually(shop.run, shop.called.is_set, "a batch is held")
+    for number in rows[1:]:
+        shop.write("clicks", number)
+    shop.run.query("clicks").processAllAvailable()
+    eventually(
+        shop.run, lambda: sum(one.rows for one in shop.match().inputs) == sum(rows), "all rows are counted"
+    )
+    found = shop.until("growing-lag")
+    lag, unread, _, before, rows_before = numbers(
+        r"Stage match is (.+) behind, with (\d+) unread rows; (.+) ago it was (.+) behind, with (\d+): it is "
+        r"slower than the stages before it",
+        found.said,
+    )
+    assert int(unread) == sum(rows)
+    assert int(rows_before) < sum(rows)
+    assert quantity(before, _MS) < quantity(lag, _MS) <= 1_000 * (time.monotonic() - began) + 50
+    assert found.command == f"spark-abs status {shop.root} --watch"
+    shop.free.set()
+    shop.until_not("growing-lag")
+    shop.settle()
+
+
 def test_a_disk_that_will_be_full(shop: Shop) -> None:
     total, _, free = shutil.disk_usage(shop.root)
     size = max(free // 500, 64 * 2**20)  # more than its part of a day, within the time of all samples
@@ -257,3 +289,66 @@ def test_a_clock_that_is_wrong(shop: Shop, monkeypatch: pytest.MonkeyPatch, minu
             assert 4 * 60_000 < quantity(how, _MS) <= 5 * 60_000
             assert much == ("behind" if minutes < 0 else "ahead of"), other
     eventually(shop.run, lambda: doctor_elsewhere(shop.root) == {}, "the clock is right again")
+
+
+SLOW_MS = 5_500
+"""More than clocks may be apart."""
+
+
+def test_a_slow_store_and_a_retention_that_is_shorter_than_a_restore(
+    spark: SparkSession, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow store is no clock that is wrong."""
+    feed, root = Feed(spark, tmp_path / "in"), str(tmp_path / "root")
+
+    def begin() -> Run:
+        job = Job("slow", root=root, spark=spark, interval="1h", keep=2)
+        job.sink("sales", job.source("clicks", feed.stream()), table=str(tmp_path / "sales"))
+        return start(job)
+
+    run = begin()
+    for number in range(4):
+        feed.write({"id": number, "k": 1, "v": 1, "ts": number})
+        run.query("clicks").processAllAvailable()
+        run.checkpoint()
+    run.checkpoint()
+    kept = Path(root, "checkpoints")
+    eventually(run, lambda: read_table(kept).num_rows == 2, "two checkpoints are kept")
+    run.stop()
+    quick = Place.write
+
+    def slow(place: Place, relative: str, data: bytes) -> None:
+        threading.Event().wait(SLOW_MS / 1_000)
+        quick(place, relative, data)
+
+    monkeypatch.setattr(Place, "write", slow)
+    spark_abs.open(root).restore("latest")
+    run = begin()
+
+    def kinds() -> set[str]:
+        found = set(doctor(root))
+        assert "clock-skew" not in found
+        return found
+
+    eventually(run, lambda: kinds() == {"slow-store", "retention-too-short"}, "both are named")
+    found = doctor(root)
+    (took,) = numbers(
+        r"Writing a file of some kilobytes into the root usually takes (.+): every commit of a batch takes "
+        r"about as long at least",
+        found["slow-store"].said,
+    )
+    assert SLOW_MS <= quantity(took, _MS) < 4 * SLOW_MS
+    assert found["slow-store"].command == "spark-abs guide clusters-and-object-stores"
+    made = read_table(kept).column("completed_ms").to_pylist()
+    history = read_table(Path(root, "history")).to_pylist()
+    (restored,) = (row["duration_ms"] for row in history if row["event"] == "restored")
+    back, restore = numbers(
+        r"The checkpoints that are kept reach back (.+) \(keep=2\), and the last restore took (.+): an error "
+        r"that is noticed now is in all of them before a restore could be done",
+        found["retention-too-short"].said,
+    )
+    assert quantity(back, _MS) == pytest.approx(max(made) - min(made), rel=0.05)
+    assert quantity(restore, _MS) == pytest.approx(restored, rel=0.05)
+    assert found["retention-too-short"].command == f"spark-abs savepoint {root} before-change"
+    monkeypatch.setattr(Place, "write", quick)
+    run.stop()
