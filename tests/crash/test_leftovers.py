@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from deltalake import DeltaTable
 
 from spark_abs.cli.main import main
+from spark_abs.diagnosis.diagnoses import LIMITS, Diagnosis, diagnoses
+from spark_abs.diagnosis.gather import gather
 from spark_abs.snapshots.layout import state_file
+from spark_abs.store.clock import now_ms
 from tests.crash.expected import write_file
 from tests.crash.facts import check_complete, native_of
 from tests.crash.jobs import Small
@@ -49,6 +55,40 @@ def test_whatever_a_kill_leaves_of_a_batch_is_in_nobodys_way(first: DriverProces
     check_complete(tmp_path, job.files)
     verified = CliRunner().invoke(main, ["verify", job.root.uri])
     assert verified.exit_code == 0, verified.output
+
+
+def test_state_that_was_copied_and_never_committed_is_named_until_it_is_deleted(tmp_path: Path) -> None:
+    job = Small(tmp_path / "job")
+    job.feed()
+
+    def named() -> dict[str, Diagnosis]:
+        """Say what is wrong now, for a file of any size and any age."""
+        facts = gather(job.root, now_ms(), 30_000)
+        return {one.kind: one for one in diagnoses(facts, replace(LIMITS, orphaned_ms=0, orphaned_size=0))}
+
+    with DriverProcess(tmp_path / "killed") as doomed:
+        doomed.wait_ready()
+        doomed.start({"base": str(job.base), "points": ["capture.pack.commit.before"]}, then="kill")
+        doomed.wait_for_end("the kill", job.feed)
+    state = Path(job.root.uri, "state")
+    packs = set(state.glob("*.parquet")) - {Path(uri) for uri in DeltaTable(str(state)).file_uris()}
+    assert packs
+    found = named()
+    assert found.keys() == {"orphaned-files"}
+    said = re.match(
+        r"(\d+) files? in state/, ([\d.]+) kB together, the oldest written .+ ago, are in no checkpoint: a "
+        r"run was killed",
+        found["orphaned-files"].said,
+    )
+    assert said is not None, found
+    assert int(said[1]) == len(packs)
+    assert float(said[2]) == pytest.approx(sum(pack.stat().st_size for pack in packs) / 1024, abs=0.1)
+    assert found["orphaned-files"].then.endswith("deletes them: start the job")
+    with DriverProcess(tmp_path / "next") as driver:
+        driver.wait_ready()
+        job.finish(driver)
+    assert named() == {}
+    assert [pack for pack in packs if pack.exists()] == []
 
 
 def leave_half_a_batch(base: Path) -> None:
