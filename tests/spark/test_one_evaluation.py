@@ -280,6 +280,7 @@ def test_a_barrier_without_rows_evaluates_nothing_and_calls_no_function(
     assert quiet.spark_jobs(run, "even") == jobs
     assert newest_batch(quiet, "even") == batches + 2
     quiet.write(6, 7)
+    eventually(run, lambda: sum(quiet.given["told"]) == 3, "the row that is new")
     run.checkpoint()
     quiet.assert_even(2, 4, 6)
     run.stop()
