@@ -28,7 +28,7 @@ from tests.spark.conftest import Start
 
 RUNBOOK = Path(__file__).parents[2] / "spark_abs/guide/restore-runbook.md"
 MB = 1024**2
-CHECKPOINTS, ROWS, PAD = 10, 1_200, 1_500
+CHECKPOINTS, ROWS, PAD = 8, 500, 3_500
 """Before the trouble: so many checkpoints, so many rows before each, and bytes in a row."""
 BURST = 10_000
 """Rows of one batch that is in trouble: each of them walks the whole list of its key."""
