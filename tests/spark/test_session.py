@@ -207,7 +207,7 @@ session.stop()
 def test_a_session_with_structured_logs_has_ours_in_the_same_schema(spark: SparkSession) -> None:
     """Spark reads the lines of both, written in another zone, and their times are those of now."""
     env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}  # Java 25 writes lines about an option of other tests
-    command = [sys.executable, "-c", STRUCTURED]
+    command = [sys.executable, "-W", "ignore::FutureWarning", "-c", STRUCTURED]  # PySpark's, about pandas 3
     before = time.time()
     done = subprocess.run(command, capture_output=True, text=True, env={**env, "TZ": "Asia/Tokyo"})
     assert done.returncode == 0, done.stderr
