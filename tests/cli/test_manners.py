@@ -109,7 +109,7 @@ def test_commands_show_times_of_the_zone_and_json_has_them_in_both_forms(job: Sm
 LENGTHS = {
     *("age_ms", "alignment_ms", "async_ms", "backpressured_ms", "duration_ms", "end_to_end_ms", "heard_ms"),
     *("last_ms", "last_completed_age_ms", "oldest_age_ms", "slowest_ms", "start_delay_ms", "sync_ms"),
-    *("told_ms", "ttl_ms", "unchanged_ms"),
+    *("last_waited_ms", "told_ms", "ttl_ms", "unchanged_ms", "waited_ms"),
 }
 
 
