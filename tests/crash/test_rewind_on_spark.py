@@ -110,12 +110,12 @@ def batches(base: Path, query: str) -> int:
 
 
 MOMENTS = int(os.environ.get("MOMENTS", "2"))
-"""To how many moments most pipelines go back; each costs the run of all queries to their end."""
+"""To how many moments a pipeline goes back in long runs; each costs the run of all queries to their end."""
 CASES = [
     ("medallion", 1),
     *(
         pytest.param(name, MOMENTS, marks=pytest.mark.long)
-        for name in ("medallion+rocks", "fan-in", "merge", "merge+rocks")
+        for name in ("medallion", "medallion+rocks", "fan-in", "merge", "merge+rocks")
     ),
 ]
 
