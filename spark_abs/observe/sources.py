@@ -78,12 +78,14 @@ def _parts(partitions: dict[str, Any]) -> list[tuple[str, Any]]:
 
 def _files(root: Root, snapshot: StageSnapshot, source: str, batch: int) -> tuple[str, ...]:
     """Return the files of a batch, from the log of a file source: a file has one batch, or all up to it."""
-    logs: dict[int, StoredFile] = {}
+    logs: dict[tuple[bool, int], StoredFile] = {}
     for file in snapshot.files:
         directory, _, name = file.path.rpartition("/")
         log = source_log_file(name)
-        if directory == f"sources/{source}" and log is not None and log.number == batch:
-            logs[log.compact] = file
+        if directory != f"sources/{source}" or log is None:
+            continue
+        if log.number == batch or (log.compact and log.number > batch):
+            logs[log.compact, log.number] = file
     if not logs:
         return ()
     file = logs[min(logs)]

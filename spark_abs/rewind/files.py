@@ -11,6 +11,7 @@ from spark_abs.snapshots.layout import (
     OffsetFile,
     SourceLogFile,
     file_source_logs,
+    later_compact,
     source_entries,
     source_log_file,
     state_file,
@@ -119,9 +120,9 @@ def _entries_until(
     """
     if until < 0:
         return []
-    later = sorted((log.number, name) for name, log in logs.items() if log.compact and log.number > until)
-    if later:
-        return [(e.batch, e.line) for e in source_entries(read(later[0][1])) if e.batch <= until]
+    later = later_compact(logs, until)
+    if later is not None:
+        return [(e.batch, e.line) for e in source_entries(read(later)) if e.batch <= until]
     made = cut_source_log(logs, until, read)
     there = {name: log for name in (*logs, *made) if (log := source_log_file(name)) is not None}
     found: dict[tuple[int, str], None] = {}
@@ -150,10 +151,10 @@ def cut_source_log(names: Iterable[str], until: int, read: Callable[[str], str])
     try:
         file_source_logs(logs, until)
     except LookupError as missing:
-        later = sorted((log.number, name) for name, log in logs.items() if log.compact and log.number > until)
-        if not later:
+        later = later_compact(logs, until)
+        if later is None:
             raise DamageError(f"the log of a file source: {missing.args[0]}") from missing
-        text = read(later[0][1])
+        text = read(later)
         head, entries = text.partition("\n")[0], source_entries(text)
         interval = _interval(logs)
         base = (until + 1) // interval * interval - 1

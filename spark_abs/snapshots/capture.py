@@ -28,6 +28,7 @@ from spark_abs.snapshots.layout import (
     file_source_offset,
     is_file_source_log,
     is_ignored,
+    later_compact,
     parse_commit,
     parse_offsets,
     parse_operator,
@@ -91,6 +92,7 @@ def capture(
     kept: Collection[CapturedFile] = (),
     *,
     source_logs: bool = True,
+    later_logs: bool = False,
 ) -> Captured:
     """Return the files that make the cut of `batch`, a batch that has ended.
 
@@ -104,6 +106,8 @@ def capture(
         kept: files that need not be copied. If the state can be loaded in several ways, a way that uses them
             is chosen (P12).
         source_logs: False leaves out the logs of sources, of which Spark deletes older files.
+        later_logs: whether a compact file from after the cut stands for files of a source's log that are
+            gone. It lists later files, too, so only a rewind can use it, which cuts it.
 
     Raises:
         CaptureIncomplete: a needed file does not exist (purged, or not yet uploaded).
@@ -115,7 +119,8 @@ def capture(
     vanished: FileNotFoundError | None = None
     for _ in range(ATTEMPTS):
         try:
-            return _Reader(filesystem, native_dir.rstrip("/"), batch, kept).capture(source_logs)
+            reader = _Reader(filesystem, native_dir.rstrip("/"), batch, kept)
+            return reader.capture(source_logs, later_logs)
         except FileNotFoundError as error:
             vanished = error
     raise CaptureIncomplete(f"cut of batch {batch} in {native_dir}: {vanished}") from vanished
@@ -137,7 +142,7 @@ class _Reader:
         for directory in ("sources", "state", SCHEMA_LOGS):
             self._list(directory, recursive=True)
 
-    def capture(self, source_logs: bool) -> Captured:
+    def capture(self, source_logs: bool, later_logs: bool) -> Captured:
         """Find and read the files of the query that a checkpoint needs."""
         b = self._batch
         self._need("", "metadata", "the query's id")
@@ -148,7 +153,7 @@ class _Reader:
             self._need("offsets", str(b - 1), "the offsets of the batch before, which a start reads")
             self._chosen.update(f for f in [self._dirs["commits"].get(str(b - 1))] if f)
         for source in self._children("sources") if source_logs else ():
-            self._source(source, offsets)
+            self._source(source, offsets, later_logs)
         for directory, files in self._dirs.items():
             if directory.startswith(f"{SCHEMA_LOGS}/"):
                 self._schema_log(files, offsets)
@@ -165,7 +170,7 @@ class _Reader:
             shuffle_partitions=self._shuffle_partitions,
         )
 
-    def _source(self, source: str, offsets: OffsetFile) -> None:
+    def _source(self, source: str, offsets: OffsetFile, later_logs: bool) -> None:
         top = f"sources/{source}"
         files = self._dirs.get(top, {})
         logs = {name: log for name in files if (log := source_log_file(name)) is not None}
@@ -175,7 +180,10 @@ class _Reader:
             try:
                 chosen = set(file_source_logs(logs, until))
             except LookupError as error:
-                raise self._incomplete(top, error) from error
+                later = later_compact(logs, until) if later_logs else None
+                if later is None:
+                    raise self._incomplete(top, error) from error
+                chosen = {later}
         elif offset is None and any(is_file_source_log(self._text(files[name])) for name in logs):
             chosen = set()
         else:

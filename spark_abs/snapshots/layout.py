@@ -293,6 +293,12 @@ def file_source_logs(files: Mapping[str, SourceLogFile], offset: int) -> tuple[s
     return (*sorted(names), *(after[n] for n in sorted(after)))
 
 
+def later_compact(files: Mapping[str, SourceLogFile], offset: int) -> str | None:
+    """Return the first compact file after `offset`, which has all entries up to it, too; None if none is."""
+    later = [(f.number, name) for name, f in files.items() if f.compact and f.number > offset]
+    return min(later)[1] if later else None
+
+
 @dataclass(frozen=True, slots=True)
 class StoreInfo:
     """A state store of an operator, as in the operator's metadata."""

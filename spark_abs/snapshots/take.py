@@ -32,7 +32,12 @@ class StageCopy:
 
 
 def snapshot_stage(
-    state_storage: StateStorage, checkpoint: CheckpointId, native: Place, batch: BatchId
+    state_storage: StateStorage,
+    checkpoint: CheckpointId,
+    native: Place,
+    batch: BatchId,
+    *,
+    later_logs: bool = False,
 ) -> StageCopy:
     """Copy all files that a stage needs to start again after `batch` (P11).
 
@@ -44,6 +49,7 @@ def snapshot_stage(
         checkpoint: the checkpoint that this belongs to.
         native: the stage's native checkpoint directory.
         batch: the cut, a batch whose `commits/<batch>` exists; `NO_BATCH` for a stage without batches.
+        later_logs: as of `capture`.
 
     Raises:
         CaptureIncomplete: files of the cut are missing (purged, not yet uploaded): decline.
@@ -54,7 +60,8 @@ def snapshot_stage(
     """
     stale: StaleCapture | None = None
     for _ in range(ATTEMPTS):
-        captured = capture(native.fs, native.path, batch, state_storage.copied(native.path))
+        copied = state_storage.copied(native.path)
+        captured = capture(native.fs, native.path, batch, copied, later_logs=later_logs)
         try:
             stored = state_storage.store(checkpoint, native.fs, native.path, captured.files)
         except StaleCapture as error:

@@ -221,7 +221,8 @@ class Watcher:
         for query in found.queries:
             self._failpoint(f"watch.{query.name}.copy.before")
             began = steady_ms()
-            copy = snapshot_stage(self._storage, barrier.id, query.place, batch_of(found, cut, query))
+            batch = batch_of(found, cut, query)
+            copy = snapshot_stage(self._storage, barrier.id, query.place, batch, later_logs=True)
             took, tables = steady_ms() - began, tables_of(found, cut, query)
             part = part_of(names[query.name], query.place.uri, copy, tables, took)
             _require_same(query, part)

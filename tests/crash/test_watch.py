@@ -169,6 +169,30 @@ def test_a_cut_whose_files_vanish_is_passed_over_and_an_older_one_is_kept(tmp_pa
     assert len(Control.open(world.root).state.aborted) == before + len(found.passed)
 
 
+def test_a_cut_is_kept_whose_input_is_only_in_a_later_compact_file(tmp_path: Path) -> None:
+    """The reader stands still at the newest cut while the log of the source is compacted."""
+    world = WatchedWorld(tmp_path / "first" / "live", "chain", seed=12, files=60)
+    world.run(10)
+    world.settle()
+    cut = of_spark(world)[0]
+    bronze = next(q for q in world.queries() if q.name == "bronze")
+    log = Path(bronze.checkpoint.uri) / "sources" / "0"
+    assert not (log / "9.compact").exists()
+    bronze.start()
+    while not (log / "9.compact").exists():
+        assert bronze.step(1)
+    for number in range(9):
+        (log / str(number)).unlink(missing_ok=True)
+    found = world.watch()
+    assert (dict(found.batches), found.passed) == (cut, ())
+    world.run(20)
+    world.purge()
+    assert cut not in of_spark(world)
+    world.rewind(cut)
+    world.is_whole(12)
+    assert verify_root(world.root, SILENT) == ()
+
+
 def test_a_snapshot_without_the_changes_after_it_is_passed_over(tmp_path: Path) -> None:
     """Half of the state of the newest batch is there: an older batch is whole."""
     world = worked(tmp_path, "chain", seed=6, rounds=1)

@@ -44,6 +44,11 @@ def test_show_says_how_far_sources_are_and_which_files_came_last(tmp_path: Path)
     (found,) = source_positions(jobs.root, match)
     assert (found.source, found.said, found.files) == ("0", "file batch 4", tuple(names))
 
+    # Of a watched query a later compact file may stand for those that Spark has deleted.
+    merged = jobs.files(("sources/0/9.compact", "\n".join(["v1", older, *entries])))
+    (found,) = source_positions(jobs.root, replace(match, files=merged))
+    assert found.files == tuple(names)
+
     ended = replace(manifest.stages[1], watermark_ms=END_OF_TIME_MS)
     second = replace(manifest, id=CheckpointId(2), stages=(match, ended))
     assert jobs.checkpoints.complete(second)

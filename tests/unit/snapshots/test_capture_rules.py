@@ -344,6 +344,19 @@ def test_sources_end_at_the_offsets_of_the_cut(tmp_path: Path) -> None:
     assert found == ["sources/0/0", "sources/0/1", "sources/2/0", "sources/2/extra/log", "sources/3/0"]
 
 
+def test_a_later_compact_file_stands_for_files_of_a_source_that_are_gone(tmp_path: Path) -> None:
+    """For a cut that only a rewind goes back to, which cuts it; nothing else takes it."""
+    native = Native(tmp_path)
+    native.batch(0, ['{"logOffset":1}'])
+    native.changes(1)
+    for name in ("1", "9.compact", "10", "19.compact"):
+        native.put(f"sources/0/{name}", 'v1\n{"path":"file:/x","timestamp":1,"batchId":0}')
+    found = capture(LOCAL, str(native.directory), BatchId(0), later_logs=True)
+    assert [f.path for f in found.files if f.path.startswith("sources")] == ["sources/0/9.compact"]
+    with pytest.raises(CaptureIncomplete, match="file 0 of 0 to 1 is missing"):
+        take(native, 0)
+
+
 def test_named_sources_of_offset_log_2(tmp_path: Path) -> None:
     native = Native(tmp_path)
     native.batch(0, ['{"logOffset":0}'], version=2)

@@ -16,6 +16,7 @@ from spark_abs.snapshots.layout import (
     file_source_offset,
     is_file_source_log,
     is_ignored,
+    later_compact,
     parse_commit,
     parse_offsets,
     parse_operator,
@@ -139,6 +140,11 @@ def test_file_source_logs_begin_at_the_newest_compact_file() -> None:
 def test_a_purged_file_source_log_is_said() -> None:
     with pytest.raises(LookupError, match=r"file 1 of 0 to 2 is missing"):
         file_source_logs(logs("0", "2", "9.compact"), 2)
+
+
+def test_the_first_compact_file_after_an_offset_has_its_entries() -> None:
+    there = logs("0", "2", "9.compact", "19.compact", "20")
+    assert [later_compact(there, offset) for offset in (2, 9, 19)] == ["9.compact", "19.compact", None]
 
 
 def test_schema_paths_are_moved_below_the_new_state_directory() -> None:
