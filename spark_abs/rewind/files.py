@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from math import gcd
 
 from spark_abs.errors import DamageError
 from spark_abs.snapshots.layout import (
@@ -173,9 +174,12 @@ def _belongs(number: int, at: int, name: str) -> bool:
 
 
 def _interval(logs: Mapping[str, SourceLogFile]) -> int:
-    """Return the interval of compact files, as `CompactibleFileStreamLog` derives it from those there are."""
+    """Return the interval of compact files, as `CompactibleFileStreamLog` derives it from those there are.
+
+    Two need not follow one another: Spark may have deleted those between that of a kept cut and its newest.
+    """
     compact = sorted(log.number for log in logs.values() if log.compact)
     if len(compact) > 1:
-        return compact[-1] - compact[-2]
+        return gcd(*(number + 1 for number in compact))
     batches = compact[0] + 1
     return next((n for n in range(_INTERVAL, batches // 2 + 1) if batches % n == 0), batches)

@@ -141,6 +141,15 @@ def test_a_log_holds_at_a_higher_number_what_it_held_at_an_offset(
     assert told(kept, {**made, **again}) == list(range(until + 1))
 
 
+@pytest.mark.parametrize("number", range(40, 62))
+def test_files_of_a_kept_cut_do_not_change_the_interval_of_compact_files(number: int) -> None:
+    """Spark has deleted those between the compact file of the cut and its own newest one."""
+    newest = (number + 1) // 10 * 10 - 1
+    there = ["9.compact", "10", f"{newest}.compact", *map(str, range(newest + 1, number))]
+    made = advanced_source_log(there, 10, number, whole)
+    assert told(["9.compact", "10"], made) == list(range(11))
+
+
 def test_schemas_that_were_tracked_after_a_batch_go() -> None:
     """Delta reads with the newest one: rows of before a rename would come under the new name."""
     line = json.dumps({"reservoirId": "t", "reservoirVersion": 5, "index": -100, "isStartingVersion": False})
