@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -72,10 +72,15 @@ class QueryFacts:
         lines = self.offsets[batch].offsets
         return tuple((source, at) for source, line in lines.items() if (at := delta_offset(line)) is not None)
 
-    def read(self, table_id: str, uri: str) -> Read | None:
+    def read(self, table_id: str, uri: str, is_last: Callable[[int, int], bool]) -> Read | None:
         """Return how far the query has read a table after each batch; None if it does not read it.
 
         Where a query reads a table through several sources, and they differ, a version is read in part.
+
+        Args:
+            table_id: the table.
+            uri: where it is.
+            is_last: says of a version and an index whether the version has no file left to read.
         """
         until: list[int | None] = []
         reads = False
@@ -86,9 +91,18 @@ class QueryFacts:
                 if (at := delta_offset(line)) is not None and at.table_id == table_id
             ]
             reads = reads or bool(found)
-            commits = {None if at.initial or at.index >= 0 else at.version for at in found}
+            commits = {_unread(at, is_last) for at in found}
             until.append((commits.pop() if len(commits) == 1 else None) if found else 0)
         return Read(self.name, uri, tuple(until)) if reads else None
+
+
+def _unread(at: DeltaOffset, is_last: Callable[[int, int], bool]) -> int | None:
+    """Return the first version that is not read at an offset; None if a version is read in part."""
+    if at.initial:  # its index counts all files of the table; after the last one Delta leaves the version
+        return None
+    if at.index < 0:
+        return at.version
+    return at.version + 1 if is_last(at.version, at.index) else None
 
 
 @dataclass(frozen=True, slots=True)

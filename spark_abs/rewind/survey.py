@@ -67,7 +67,7 @@ def survey(
             read
             for table in found
             for query in queries
-            if (read := query.read(table.id, table.uri)) is not None
+            if (read := query.read(table.id, table.uri, table.is_last)) is not None
         ),
     )
     return Survey(queries, found, pipeline, tuple(_notes(queries, found)))

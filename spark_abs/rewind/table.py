@@ -56,6 +56,11 @@ class TableFacts:
             version = version - 1 if mark is None or mark.version is None else mark.version
         return tuple(reversed(found))
 
+    def is_last(self, version: int, index: int) -> bool:
+        """Say whether a version has no file left to read after an index; False if its commit is not known."""
+        place = version - self.commits[0].version if self.commits else -1
+        return 0 <= place < len(self.commits) and self.commits[place].is_last(index)
+
     def batches_of(self, app: str) -> Iterator[tuple[int, int]]:
         """Iterate versions and batches under an application id."""
         own = (c for c in self.path if app in c.transactions and mark_of(c.metadata) is None)

@@ -35,6 +35,20 @@ class LogCommit:
     """When it was written, by the writer's clock; 0 if unknown."""
     redefines: bool = False
     """Whether it sets columns, properties or the protocol of the table."""
+    read_plain: int = 0
+    """How many files a stream reads of it: those that it adds to change the table's rows."""
+    read_as_feed: int = 0
+    """How many files a stream of the change data feed reads of it: those of the feed; if it has none, the
+    files that it adds or removes to change the table's rows."""
+
+    def is_last(self, index: int) -> bool:
+        """Say whether no stream has a file of the commit left to read after the one at an index.
+
+        Delta counts the files from 0, in the order of the log. A checkpoint does not say whether its source
+        is plain or reads the feed, so neither may have one. A plain source moves on to the next version by
+        itself; one of the feed stays at the last file of the feed until there is a next version.
+        """
+        return index + 1 >= max(self.read_plain, self.read_as_feed)
 
 
 def log_file(version: int) -> str:
@@ -81,17 +95,19 @@ def _parse(version: Version, text: bytes) -> LogCommit:
     adds: list[DataFile] = []
     transactions: dict[str, int] = {}
     removed: list[str] = []
-    data_change, operation, redefines = False, "", False
+    operation, redefines = "", False
     metadata = token = None
-    at_ms = 0
+    at_ms = added = taken = changes = 0
     for action in json.loads(b"[%b]" % b",".join(line for line in text.splitlines() if line)):
         if add := action.get("add"):
             stats = json.loads(add.get("stats") or "{}")
             adds.append(DataFile(unquote(add["path"]), int(add["size"]), int(stats.get("numRecords", 0))))
-            data_change |= bool(add["dataChange"])
+            added += bool(add["dataChange"])
         elif remove := action.get("remove"):
             removed.append(unquote(remove["path"]))
-            data_change |= bool(remove["dataChange"])
+            taken += bool(remove["dataChange"])
+        elif "cdc" in action:
+            changes += 1
         elif txn := action.get("txn"):
             transactions[txn["appId"]] = int(txn["version"])
         elif "metaData" in action or "protocol" in action:
@@ -104,11 +120,13 @@ def _parse(version: Version, text: bytes) -> LogCommit:
         version,
         tuple(adds),
         removed=tuple(removed),
-        data_change=data_change,
+        data_change=bool(added or taken),
         transactions=transactions,
         operation=operation,
         metadata=metadata,
         token=token,
         at_ms=at_ms,
         redefines=redefines,
+        read_plain=added,
+        read_as_feed=changes or added + taken,
     )

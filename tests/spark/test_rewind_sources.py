@@ -5,6 +5,7 @@ What tables must hold in the end is computed from the input alone, as of a run t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,11 +119,26 @@ def test_state_of_a_transform_with_state_goes_back_with_its_tables(queries: Quer
         is_whole()
 
 
+def state_after(files: list[list[Any]]) -> tuple[Rows, Rows]:
+    """Return the rows of a table of the newest id of each key, and its changes."""
+    newest, changes = dict[Any, Any](), Rows()
+    for row in (row for file in files for row in file):
+        k, before = row["k"], newest.get(row["k"])
+        if before is None:
+            changes.append((k, row["id"], "insert"))
+        else:
+            changes += [(k, before, "update_preimage"), (k, row["id"], "update_postimage")]
+        newest[k] = row["id"]
+    return sorted(newest.items()), sorted(changes)
+
+
 @pytest.mark.long
-def test_a_reader_of_a_change_feed_goes_back_with_its_source(queries: Queries) -> None:
+@pytest.mark.parametrize("start", [{"startingVersion": "0"}, {}], ids=["from the start", "from a snapshot"])
+def test_a_reader_of_a_change_feed_goes_back_with_its_source(queries: Queries, start: dict[str, str]) -> None:
     """A MERGE changes rows; its reader reads each change once, and nothing of the restore of the table.
 
-    After a MERGE that updates rows the offset names the last file of the version: the cut lies further back.
+    After a MERGE that updates rows the offset names the last file of the version, which is read whole: no
+    query goes back further than the batch that was asked for.
     """
     queries.spark.sql(
         f"CREATE TABLE delta.`{queries.table('first')}` ({CHANGES}) USING delta "
@@ -143,33 +159,24 @@ def test_a_reader_of_a_change_feed_goes_back_with_its_source(queries: Queries) -
 
     def run() -> None:
         queries.run("first", queries.feed.stream(), merge)
-        feed = queries.reader(readChangeFeed="true", startingVersion="0")
+        feed = queries.reader(readChangeFeed="true", **start)
         queries.run("second", feed.select("k", "id", F.col("_change_type").alias("how")))
 
-    def is_whole() -> None:
-        newest, changes = dict[Any, Any](), Rows()
-        for file in queries.feed.files:
-            for row in file:
-                k, before = row["k"], newest.get(row["k"])
-                if before is None:
-                    changes.append((k, row["id"], "insert"))
-                else:
-                    changes += [(k, before, "update_preimage"), (k, row["id"], "update_postimage")]
-                newest[k] = row["id"]
-        assert queries.rows("first") == sorted(newest.items())
-        assert queries.rows("second") == sorted(changes)
+    def hold(files: list[list[Any]]) -> None:
+        assert (queries.rows("first"), queries.rows("second")) == state_after(files)
 
     for file in range(4):
         queries.arrive(2 * file, 2 * file + 1)
         run()
-    is_whole()
+    hold(queries.feed.files)
+    offsets = sorted((queries.base / "c/second/offsets").glob("[0-9]*"), key=lambda path: int(path.name))
+    assert json.loads(offsets[-1].read_text().split("\n")[-1])["index"] == 0, "it stays at the last file"
     for batch in (2, 1):
-        before = queries.rows("second")
         queries.rewind("--at", f"first={batch}", "--yes")
-        assert len(queries.rows("second")) < len(before)
+        hold(queries.feed.files[: batch + 1])
         queries.arrive(10 + batch)
         run()
-        is_whole()
+        hold(queries.feed.files)
 
 
 @pytest.fixture
