@@ -173,6 +173,13 @@ def plan_restore(
         for source in facts.inputs.left
     ]
     said += (*facts.inputs.kafka.unknown, *facts.inputs.delta.unknown)
+    said += [
+        f"{named(sink.name, sink.table)} loses rows: a stream that has read them fails at the commit of this "
+        "restore, and one with skipChangeCommits gets them twice; no restore takes such a reader back with "
+        "them: see `spark-abs guide adopting-a-query`"
+        for sink in facts.sinks
+        if sink.by_function and sink.changes
+    ]
     if partitions:
         said.append("state is repartitioned: a Spark session is needed")
     replaces = state.newest_run

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Unpack
@@ -19,7 +20,7 @@ from spark_abs.checkpointing.cleaner import CheckpointCleaner
 from spark_abs.checkpointing.commands import Abilities
 from spark_abs.checkpointing.coordination import Coordination, Events
 from spark_abs.compatibility.inspection import refuse_wrapped
-from spark_abs.errors import StageStopped, UsageError
+from spark_abs.errors import AbsError, StageStopped, UsageError
 from spark_abs.logs import speak
 from spark_abs.manifest import StageShape, StageSnapshot
 from spark_abs.manifests.manifest_table import Checkpoints
@@ -57,6 +58,7 @@ from spark_abs.wrapped.tables import (
     declare,
     find,
     find_again,
+    read_apart,
     refuse_older,
     refuse_others,
     refuse_together,
@@ -291,12 +293,22 @@ class _Host:
             control.update(lambda state: remember(ledger.attach(state, found), stage))
             self._guests[stage] = guest
             self._dormant.pop(stage, None)
+            self._warn_of_others(uses)  # after it was added: of two that come at once one sees the other
             self._snapshots.register(stage, StageFacts({}, lambda: 0), guest.runner.batch_lock.wake)
             welcomed = self._coordination.join(guest.runner)
         if not self._coordination.await_done(welcomed):
             self.raise_failure()
             raise StageStopped(_STOPPING)
         return guest.runner
+
+    def _warn_of_others(self, uses: Uses) -> None:
+        """Log which queries of other roots in this process read a table of a query, or write one it reads."""
+        root = self._ctx.root
+        for host in [h for h in list(_hosts.values()) if h is not self and h.alive]:
+            for other in [guest.uses for guest in list(host._guests.values())]:
+                with suppress(AbsError, OSError):  # a store that does not answer holds up no query
+                    for said in (*read_apart(uses, other, host._ctx.root), *read_apart(other, uses, root)):
+                        log.warning(said)
 
     def watch(self) -> None:
         """Begin to watch for the end of the last query; called after every join, refused ones included."""

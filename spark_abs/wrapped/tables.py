@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from spark_abs.plan.tables import refer
 from spark_abs.protocol.control import AttachedSink, ControlState, forgotten
 from spark_abs.snapshots.layout import parse_offsets
 from spark_abs.stages.native import tables_read
+from spark_abs.store.root import Root
 from spark_abs.store.storage import Storage, table_location
 from spark_abs.store.table import Table
 
@@ -166,13 +167,34 @@ def refuse_together(one: Uses, others: Iterable[Uses], storage: Storage) -> None
 
 
 def _refuse_chain(reader: Uses, writer: Uses, storage: Storage) -> None:
-    for uri in writer.tables if reader.reads else ():
-        if refer(storage, uri).id in reader.reads:
-            who = "itself" if reader is writer else f"query {writer.stage!r} of the same root"
-            raise GraphError(
-                f"query {reader.stage!r} reads {uri}, which {who} writes: without barriers between them no "
-                f"checkpoint of both is consistent; declare both as stages of a Job{_gone(reader, writer)}"
-            )
+    for uri in _between(reader, writer, storage):
+        who = "itself" if reader is writer else f"query {writer.stage!r} of the same root"
+        raise GraphError(
+            f"query {reader.stage!r} reads {uri}, which {who} writes: without barriers between them no "
+            f"checkpoint of both is consistent; declare both as stages of a Job{_gone(reader, writer)}"
+        )
+
+
+def _between(reader: Uses, writer: Uses, storage: Storage) -> Iterator[str]:
+    """Iterate the tables that one query writes and the other reads as a stream."""
+    tables = writer.tables if reader.reads else ()
+    return (uri for uri in tables if refer(storage, uri).id in reader.reads)
+
+
+def read_apart(reader: Uses, writer: Uses, root: Root) -> tuple[str, ...]:
+    """Say which tables of a query a query of another root reads: no restore takes both back.
+
+    Args:
+        reader: the query that reads.
+        writer: the query that writes.
+        root: the root of the writer.
+    """
+    return tuple(
+        f"query {reader.stage!r} reads {uri}, which query {writer.stage!r} of the root {root.uri} writes: a "
+        "restore of that root takes back rows that the stream has read; it then fails at the commit of the "
+        "restore. Declare both as stages of a Job: that takes them back together"
+        for uri in _between(reader, writer, root.storage)
+    )
 
 
 def _refuse_shared(one: Uses, other: Uses, storage: Storage) -> None:

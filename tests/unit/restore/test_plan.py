@@ -247,7 +247,11 @@ def test_a_sink_that_spark_brings_back_and_one_row_are_said_so() -> None:
 def test_rows_of_a_function_are_not_said_to_be_those_of_others() -> None:
     changes = Changes((Version(6),), 0, (), (Version(5), Version(8)), 2)
     found = facts(sink=replace(TOTALS, changes=changes, by_function=True))
-    (step,) = [s for s in planned(started(), manifest(5), found).steps if isinstance(s, RestoreSink)]
+    plan = planned(started(), manifest(5), found)
+    assert "a stream that has read them fails at the commit of this restore" in plan.notes[-1]
+    own = facts(sink=replace(TOTALS, changes=replace(changes, own=changes.of_others, of_others=())))
+    assert planned(started(), manifest(5), own).notes == ()
+    (step,) = [s for s in plan.steps if isinstance(s, RestoreSink)]
     assert step.sentence().endswith(
         "back to the rows of version 4; changes of the function and others in versions 5, 8 are undone "
         "(2 rows added)"
