@@ -5,7 +5,8 @@
 
 `run` works until it is killed. `finish` runs each copy to the end of its input and prints its tables as JSON.
 Input is in `BASE/../in*`; below BASE are `c/<query>`, checkpoints, and `t/<table>`. The environment variable
-PLAIN_CONF has the configuration of the session as JSON, PLAIN_OPTIONS further options of readers of tables.
+PLAIN_CONF has the configuration of the session as JSON, PLAIN_OPTIONS further options of readers of tables,
+PLAIN_KAFKA the `connector` of a session that reads Kafka, and the `options` of its reader.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -67,11 +69,18 @@ class Pipeline:
                 lambda: self.merging("latest", self.reads("bronze")),
                 lambda: self.into("totals", self.totals(self.reads("bronze")), "complete"),
             ],
+            "kafka": [lambda: self.into("bronze", self.records()), *silver],
         }[self.name.partition("+")[0]]
 
     def files(self, name: str) -> DataFrame:
         reader = self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1 if self.live else 50)
         return reader.json(str(self.base.parent / name))
+
+    def records(self) -> DataFrame:
+        """Read the rows that Kafka has as JSON."""
+        reader = self.spark.readStream.format("kafka").options(**kafka("options"))
+        values = reader.load().select(F.from_json(F.col("value").cast("string"), SCHEMA).alias("row"))
+        return values.select("row.*")
 
     def reads(self, table: str) -> DataFrame:
         reader = self.spark.readStream.format("delta")
@@ -121,9 +130,15 @@ class Pipeline:
         }
 
 
+def kafka(what: str) -> Any:
+    return json.loads(os.environ["PLAIN_KAFKA"])[what]
+
+
 def main(name: str, mode: str, *bases: str) -> None:
     builder = SparkSession.builder.master("local[2]").appName("plain")
     settings = {**json.loads(os.environ["PLAIN_CONF"]), **(ROCKS if name.endswith("+rocks") else {})}
+    if name == "kafka":
+        settings["spark.jars.packages"] += f",{kafka('connector')}"
     for key, value in settings.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()

@@ -20,6 +20,8 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from spark_abs.model import Provider
+from spark_abs.snapshots.layout import parse_offsets
 from spark_abs.spark.versions import DELTA_CONNECTOR
 from tests.crash import plain_pipelines
 from tests.jvm import java_options
@@ -55,6 +57,10 @@ class Input:
         directory.mkdir()
 
     def write(self) -> None:
+        self.send(self.draw())
+
+    def draw(self) -> list[Row]:
+        """Return the next rows, which are to be read from now on."""
         fresh = [
             {"k": seq % 7, "seq": seq, "v": self.chance.randrange(100)}
             for seq in range(self.next, self.next + 10)
@@ -62,6 +68,10 @@ class Input:
         self.next += 10
         fresh.append(dict(fresh[0]))
         self.rows += fresh
+        return fresh
+
+    def send(self, fresh: list[Row]) -> None:
+        """Make rows visible, all at once."""
         hidden = self.directory / f".{self.files:05d}"
         hidden.write_text("\n".join(map(json.dumps, fresh)))
         hidden.rename(self.directory / f"{self.files:05d}.json")
@@ -87,6 +97,7 @@ def expected(name: str, rows: list[Row]) -> dict[str, list[list[int]]]:
     return {"bronze": plain(rows)} | {
         "medallion": {**silver, "totals": totals(once), "latest": []},
         "fan-in": {**silver, "latest": []},
+        "kafka": {**silver, "latest": []},
         "merge": {"latest": plain(newest.values()), "totals": totals(rows), "silver": [], "big": []},
     }[name.partition("+")[0]]
 
@@ -107,6 +118,12 @@ def running(name: str, base: Path, log: Path) -> Iterator[subprocess.Popen[bytes
 
 def batches(base: Path, query: str) -> int:
     return len([p for p in (base / "c" / query / "commits").glob("*") if p.name.isdigit()])
+
+
+def providers(base: Path, query: str) -> set[str]:
+    """Return what kept the state of a query, as its checkpoint has it."""
+    plans = [p for p in (base / "c" / query / "offsets").glob("*") if p.name.isdigit()]
+    return {parse_offsets(plan.read_text()).provider for plan in plans}
 
 
 MOMENTS = int(os.environ.get("MOMENTS", "2"))
@@ -157,6 +174,8 @@ def test_every_table_is_whole_after_a_rewind_to_any_moment(tmp_path: Path, name:
         [Input(tmp_path / "in2", 10**6, seed)] if "fan" in name else []
     )
     killed(name, base, inputs)
+    provider = Provider.ROCKSDB if name.endswith("+rocks") else Provider.HDFS
+    assert providers(base, "totals" if name.startswith("merge") else "silver") == {provider.value}
     cuts = json.loads(called(base, "--list", "--output", "json"))
     oldest, copies = cuts[-1]["at_ms"] / 1000, []
     for number in range(moments):
