@@ -165,6 +165,20 @@ def newest_cut(pipeline: Pipeline, bound: Mapping[str, int]) -> dict[str, int]:
     return places
 
 
+def misfits(pipeline: Pipeline, places: Mapping[str, int]) -> tuple[str, ...]:
+    """Say which batches do not fit together, with their table and its versions; nothing if they are a cut.
+
+    Args:
+        pipeline: the queries.
+        places: query to the place of a batch.
+    """
+    return tuple(
+        meeting.said(places, pipeline.batches)
+        for meeting in _meetings(pipeline)
+        if meeting.misfit(places) is not None
+    )
+
+
 def cuts(pipeline: Pipeline, bound: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Iterate the newest aligned cut below a bound, then the newest one that had ended before it, and so on.
 

@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_abs.cuts.cut import NEVER, NOTHING, Batch, NoAlignedCut, Pipeline, Read, Written, cuts, newest_cut
+from spark_abs.cuts.cut import (
+    NEVER,
+    NOTHING,
+    Batch,
+    NoAlignedCut,
+    Pipeline,
+    Read,
+    Written,
+    cuts,
+    misfits,
+    newest_cut,
+)
 from spark_abs.cuts.lineage import Attempted, batches_by_time, first_versions, writer_of, written_by
 
 
@@ -97,6 +108,13 @@ def test_the_newest_cut_is_that_of_all_combinations(seed: int, queries: int, ste
     assert all(cut[name] <= found[name] for cut in good for name in cut), seed
 
 
+@given(st.integers(0, 10**9), st.integers(1, 3), st.integers(1, 9))
+def test_batches_that_are_no_cut_have_a_pair_that_does_not_fit(seed: int, queries: int, steps: int) -> None:
+    pipeline, seen = simulated(seed, queries, steps)
+    for places in every(pipeline):
+        assert bool(misfits(pipeline, places)) != aligned(pipeline, seen, places), (seed, places)
+
+
 @given(st.integers(0, 10**9))
 def test_the_cuts_before_each_moment_are_listed(seed: int) -> None:
     pipeline, seen = simulated(seed, 3, 12)
@@ -141,6 +159,11 @@ def test_what_does_not_meet_is_named() -> None:
         newest_cut(pipeline, pipeline.newest())
     assert "silver' had read it up to version 3 with batch 7" in str(said.value)
     assert "bronze' had written it up to version 5 with batch 3" in str(said.value)
+    (pair,) = misfits(pipeline, pipeline.newest())
+    assert pair == (
+        "table /t/bronze: query 'silver' had read it up to version 3 with batch 7, and query 'bronze' had "
+        "written it up to version 6 with batch 4"
+    )
     with pytest.raises(NoAlignedCut, match="'silver' has no batch that can be resumed so far back"):
         newest_cut(pipeline, pipeline.before(-1) | {"bronze": 0})
 
