@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,6 +19,9 @@ from spark_abs.protocol.control import WATCHED_JOB
 from spark_abs.snapshots.layout import END_OF_TIME_MS
 from spark_abs.store.activity import Backlog, Phase, StageActivity, phase_said
 from spark_abs.store.root import Root
+
+if TYPE_CHECKING:
+    from spark_abs.watch.ahead import NextCut
 
 WATCH_S = 2.0
 MOST_LATE = 8
@@ -61,20 +66,39 @@ def status(ctx: Context, root: Root, watch: bool) -> None:
     does now: its batch and for how long that is under way, the last batch, rows per second, what it has not
     read of its channels and how old that is, how far its watermark is behind, its state, and its restarts.
     """
+    reader = _Reader(root, Tally(root) if watch else None)
     if not watch:
         now = ctx.now_ms()
-        found = job_status(root, now, lease_timeout_ms())
+        found = reader.read(now)
         ctx.out.result(found, lambda out: _text(out, found, now))
         return
-    tally = Tally(root)
     while True:
-        _look(ctx, root, tally)
+        _look(ctx, reader)
         ctx.pause(WATCH_S)
 
 
-def _look(ctx: Context, root: Root, tally: Tally) -> None:
+class _Reader:
+    """Reads the status of a root; of watched queries with what the next cut waits for."""
+
+    def __init__(self, root: Root, tally: Tally | None) -> None:
+        self._root, self._tally = root, tally
+        self._next: NextCut | None = None
+
+    def read(self, now_ms: int) -> JobStatus:
+        found = job_status(self._root, now_ms, lease_timeout_ms(), self._tally)
+        if found.job != WATCHED_JOB:
+            return found
+        if self._next is None:
+            # Reading of Delta tables loads libraries that the status of a job does without.
+            from spark_abs.watch.ahead import NextCut
+
+            self._next = NextCut(self._root)
+        return replace(found, next_cut=self._next.said(found, now_ms))
+
+
+def _look(ctx: Context, reader: _Reader) -> None:
     now = ctx.now_ms()
-    found = job_status(root, now, lease_timeout_ms(), tally)
+    found = reader.read(now)
     if ctx.out.json:
         click.echo(json.dumps(plain_result(found)))
     else:
@@ -141,6 +165,8 @@ def _completed(found: JobStatus, now_ms: int) -> Iterator[tuple[str, str]]:
     if found.moment_ms is not None:
         kept = f"kept {duration(found.last.age_ms)} ago"
         yield "newest cut", f"{found.last.id}, of {duration(max(0, now_ms - found.moment_ms))} ago, {kept}"
+        for said in found.next_cut[:MOST_LATE]:
+            yield "next cut", one_line(said)
         return
     damage = "" if found.last.damage is None else f", damaged: {one_line(found.last.damage)}"
     yield "last completed", f"{found.last.id}, {duration(found.last.age_ms)} ago{damage}"

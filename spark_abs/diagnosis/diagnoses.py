@@ -10,6 +10,7 @@ from statistics import median
 
 from spark_abs.diagnosis.facts import Facts, Partitions, StateSize
 from spark_abs.observe.headline import paused_said, without_progress
+from spark_abs.protocol.control import WATCHED_JOB, WRAPPED_JOB
 from spark_abs.quantities import duration_said as length
 from spark_abs.quantities import size_said as bytes_of
 from spark_abs.store.activity import Backlog, Disk, Phase, StageActivity
@@ -78,6 +79,7 @@ def diagnoses(facts: Facts, limits: Limits = LIMITS) -> tuple[Diagnosis, ...]:
     for look in (
         _paused,
         _no_progress,
+        _dormant,
         _aborted,
         _full_disks,
         _slow_sinks,
@@ -123,6 +125,30 @@ def _no_progress(facts: Facts, limits: Limits) -> Iterator[Diagnosis]:
                 _command(facts, "history", "--limit", "20"),
                 stage.stage,
             )
+
+
+def _dormant(facts: Facts, _: Limits) -> Iterator[Diagnosis]:
+    for stage in facts.stages:
+        if not stage.is_dormant:
+            continue
+        part = f"of checkpoint {stage.checkpoint}, after batch {stage.cut}"
+        yield Diagnosis(
+            "query-does-not-run",
+            f"Query {stage.stage} does not run, and others at this root do: new checkpoints repeat its part "
+            f"{part if stage.checkpoint is not None else 'unchanged'}",
+            "Start it again; if it is gone for good, forget it",
+            _command(facts, "forget", stage.stage),
+            stage.stage,
+        )
+
+
+def _smaller_batches(facts: Facts) -> str:
+    """Say how batches become smaller: the frame of a wrapped query is its owner's."""
+    return (
+        "an option of its source, as maxFilesPerTrigger"
+        if facts.job == WRAPPED_JOB
+        else "max_entries_per_batch"
+    )
 
 
 def _aborted(facts: Facts, limits: Limits) -> Iterator[Diagnosis]:
@@ -178,8 +204,8 @@ def _slow_sinks(facts: Facts, _: Limits) -> Iterator[Diagnosis]:
             "slow-sink",
             f"{does} of stage {stage.stage} takes {length(took)} of a batch of {length(whole)}; a checkpoint "
             f"begins every {length(interval)} and waits for it",
-            f"Make {_WORK_OF[phase]} faster, give it smaller batches (max_entries_per_batch), or checkpoint "
-            "less often",
+            f"Make {_WORK_OF[phase]} faster, give it smaller batches ({_smaller_batches(facts)}), or "
+            "checkpoint less often",
             _command(facts, "set", f"interval={_seconds(2 * whole)}"),
             stage.stage,
         )
@@ -204,7 +230,7 @@ def _interval(facts: Facts, _: Limits) -> Iterator[Diagnosis]:
         f"A batch of stage {slowest.stage} takes {length(took)}, longer than the interval of "
         f"{length(interval)}: each checkpoint waits for that batch, and the next one is due before it is "
         "complete",
-        "Checkpoint less often, or make the batches smaller (max_entries_per_batch)",
+        f"Checkpoint less often, or make the batches smaller ({_smaller_batches(facts)})",
         _command(facts, "set", f"interval={_seconds(2 * took)}"),
         slowest.stage,
     )
@@ -397,9 +423,15 @@ def _orphaned(facts: Facts, limits: Limits) -> Iterator[Diagnosis]:
         f"{len(old)} {'file' if len(old) == 1 else 'files'} in state/, {bytes_of(size)} together, the oldest "
         f"written {oldest} ago, are in no checkpoint: a run was killed while it copied state",
         "The clean-up after the next completed checkpoint deletes them"
-        + ("; if it does not, the log of the driver says why" if facts.alive else ": start the job"),
-        _command(facts, "checkpoint") if facts.alive else "",
+        + (
+            "; if it does not, the log of the driver says why" if facts.alive else f": start {_starts(facts)}"
+        ),
+        _command(facts, "checkpoint") if facts.alive and facts.job != WATCHED_JOB else "",
     )
+
+
+def _starts(facts: Facts) -> str:
+    return {WRAPPED_JOB: "a query", WATCHED_JOB: "a watcher"}.get(facts.job, "the job")
 
 
 def _full_disks(facts: Facts, limits: Limits) -> Iterator[Diagnosis]:

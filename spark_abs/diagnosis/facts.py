@@ -46,6 +46,8 @@ class Facts:
     root: str
     now_ms: int
     alive: bool = False
+    job: str = ""
+    """Its name; that of wrapped queries and that of watched ones are fixed."""
     stages: tuple[StageStatus, ...] = ()
     aborted: AbortedInRow | None = None
     paused: tuple[Paused, ...] = ()

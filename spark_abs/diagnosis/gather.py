@@ -51,6 +51,7 @@ def gather(root: Root, now_ms: int, lease_timeout_ms: int) -> Facts:
         root.uri,
         now_ms,
         alive=status.alive is not None,
+        job=status.job,
         stages=status.stages,
         aborted=status.aborted,
         paused=status.paused,

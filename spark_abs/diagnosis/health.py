@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spark_abs.observe.headline import paused_said, without_progress
+from spark_abs.errors import UsageError
+from spark_abs.observe.headline import paused_said, run_said, without_progress
 from spark_abs.observe.status import JobStatus, job_status, lease_timeout_ms
 from spark_abs.observe.tally import Tally
+from spark_abs.protocol.control import WATCHED_JOB
 from spark_abs.quantities import duration_said as length
 from spark_abs.store.root import Root
 
@@ -53,10 +55,10 @@ def read_health(
 
 
 def health(status: JobStatus, now_ms: int, max_age_ms: int | None, max_lag_ms: int | None) -> Health:
-    """Judge a job.
+    """Judge a job, or watched queries as `_watched`.
 
     A job is healthy if a run is alive that makes progress, or if its last run was bounded and finished. A job
-    with a paused source is not.
+    with a paused source is not, nor are wrapped queries of which one does not run.
 
     Args:
         status: the status of the job.
@@ -65,6 +67,8 @@ def health(status: JobStatus, now_ms: int, max_age_ms: int | None, max_lag_ms: i
             checkpoint that is skipped makes it young again: it would have equalled it.
         max_lag_ms: how old the oldest row may be that a stage has not read of its channels; None: any age.
     """
+    if status.job == WATCHED_JOB:
+        return _watched(status, now_ms, max_age_ms, max_lag_ms)
     problems = []
     if not status.ready:
         problems.append("a restore is not finished")
@@ -73,6 +77,7 @@ def health(status: JobStatus, now_ms: int, max_age_ms: int | None, max_lag_ms: i
     if status.paused:
         problems.append(paused_said(status.paused, now_ms))
     problems += [without_progress(stage) for stage in status.stages if stage.failing is not None]
+    problems += [f"query {stage.stage} does not run" for stage in status.stages if stage.is_dormant]
     if status.alive is not None and status.aborted is not None and status.aborted.number >= MOST_ABORTED:
         why = status.aborted.detail or status.aborted.reason
         problems.append(f"the last {status.aborted.number} checkpoints were aborted: {why}")
@@ -96,3 +101,30 @@ def health(status: JobStatus, now_ms: int, max_age_ms: int | None, max_lag_ms: i
         problems.append("the run has not told its lag")
     checkpoint = None if status.last is None else status.last.id
     return Health(not problems, tuple(problems), checkpoint, age_ms=age, lag_ms=lag, stage=stage)
+
+
+def _watched(status: JobStatus, now_ms: int, max_age_ms: int | None, max_lag_ms: int | None) -> Health:
+    """Judge a watched root: by its newest cut, and by how the last watcher has ended.
+
+    A watcher need not be at work: cron may start one for each look. Only the age tells whether it still does.
+    It is 0 if the queries have done nothing since the newest cut.
+
+    Raises:
+        UsageError: there is a limit for the lag.
+    """
+    if max_lag_ms is not None:
+        raise UsageError(f"{status.root} is the root of a watcher, which knows no lag: leave --max-lag out")
+    problems, run = [], status.run
+    if status.alive is None and run is not None and (status.killed or (run.ended or "").startswith("failed")):
+        problems.append(f"no watcher is at work: {run_said(run, killed=status.killed)}")
+    age = None if status.moment_ms is None else max(0, now_ms - status.moment_ms)
+    if age is not None and all(stage.finished == stage.planned == stage.cut for stage in status.stages):
+        age = 0
+    if status.last is None:
+        problems.append("no cut is kept")
+    elif age is None:
+        problems.append(f"the newest cut, {status.last.id}, cannot be read")
+    elif max_age_ms is not None and age > max_age_ms:
+        problems.append(f"the newest cut is {length(age)} old, more than {length(max_age_ms)} are too many")
+    kept = None if status.last is None else status.last.id
+    return Health(not problems, tuple(problems), kept, age_ms=age, lag_ms=None, stage=None)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from spark_abs.model import NO_BATCH
 from spark_abs.observe.status import JobStatus, StageStatus
-from spark_abs.protocol.control import WATCHED_JOB, Paused
+from spark_abs.protocol.control import WATCHED_JOB, Paused, Run
 from spark_abs.quantities import duration_said
 
 _OLD_MS = 15_000
@@ -66,8 +66,12 @@ def _watched(found: JobStatus, now_ms: int) -> str:
         return f"{found.job}: a watcher is at work, {kept}"
     if found.run is None:
         return f"{found.job}: no watcher has been at work"
-    how = "was killed, or its machine was lost" if found.killed else _ended(found.run.ended)
-    return f"{found.job}: no watcher is at work, {kept}; run {found.run.id} {how}"
+    return f"{found.job}: no watcher is at work, {kept}; {run_said(found.run, killed=found.killed)}"
+
+
+def run_said(run: Run, *, killed: bool) -> str:
+    """Say how a run that is not alive has ended."""
+    return f"run {run.id} {'was killed, or its machine was lost' if killed else _ended(run.ended)}"
 
 
 def without_progress(stage: StageStatus) -> str:

@@ -31,7 +31,7 @@ from spark_abs.protocol.control import (
 from spark_abs.settings import Settings
 from spark_abs.snapshots.identity import identity, of_text
 from spark_abs.snapshots.materialise import METADATA
-from spark_abs.store.activity import RunActivity, Skips, StageActivity, read_activity
+from spark_abs.store.activity import DORMANT, RunActivity, Skips, StageActivity, read_activity
 from spark_abs.store.control import Control
 from spark_abs.store.history import PATH, History, RunEvents
 from spark_abs.store.lease import read_lease
@@ -115,6 +115,11 @@ class StageStatus:
     activity: StageActivity | None = None
     """What it does now, as the live run tells; None if there is none."""
 
+    @property
+    def is_dormant(self) -> bool:
+        """Whether it is a wrapped query that does not run, beside others that do."""
+        return self.activity is not None and self.activity.what == DORMANT
+
 
 @dataclass(frozen=True, slots=True)
 class AbortedInRow:
@@ -189,6 +194,8 @@ class JobStatus:
 
     settings: str = ""
     """Those of the newest run that differ from their defaults, as it started; empty if none are recorded."""
+    next_cut: tuple[str, ...] = ()
+    """Of watched queries: what the next kept cut waits for. Empty if it was not looked for."""
 
     @property
     def age_ms(self) -> int | None:

@@ -11,7 +11,7 @@ from spark_abs.protocol.messages import Acked
 from spark_abs.stages.alignment_backlog import CheckpointProgress
 from spark_abs.stages.barriers import BarrierProgress, Barriers
 from spark_abs.stages.batch_lock import BatchLock
-from spark_abs.store.activity import StageActivity
+from spark_abs.store.activity import DORMANT, StageActivity
 from spark_abs.store.clock import now_ms, steady_ms
 
 
@@ -68,11 +68,11 @@ class DormantStage:
 
     def activity(self) -> StageActivity:
         """Return that nothing is done."""
-        return StageActivity(self.name, what="the query does not run")
+        return StageActivity(self.name, what=DORMANT)
 
     def checkpoint_progress(self, _barrier: Barrier) -> CheckpointProgress:
         """Return the progress of a checkpoint here."""
-        return CheckpointProgress(None, "the query does not run")
+        return CheckpointProgress(None, DORMANT)
 
     def notify(self, checkpoint: CheckpointId, completed: bool) -> None:
         """Take the outcome of a checkpoint (P15)."""

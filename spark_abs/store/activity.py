@@ -90,6 +90,10 @@ class Longest:
     ms: int
 
 
+DORMANT = "the query does not run"
+"""What a wrapped query does that does not run while others at its root do."""
+
+
 @dataclass(frozen=True, slots=True)
 class StageActivity:
     """What a stage does, by the clock of the driver. Times are in milliseconds since the epoch."""

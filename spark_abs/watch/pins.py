@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from spark_abs.keep import Keep
 from spark_abs.quantities import written
@@ -26,23 +27,39 @@ _MS = {
 _PART = re.compile(rf"(\d+)\s+({'|'.join(_MS)})s?")
 
 
+@dataclass(frozen=True, slots=True)
+class CleanUp:
+    """A clean-up of a table."""
+
+    property: str
+    deleted: str
+    """What it may delete, as a sentence without its end."""
+    after_ms: int
+
+
 def warnings(tables: Sequence[Place], keep: Keep) -> tuple[str, ...]:
     """Say which tables may lose what a rewind to a kept cut needs, before the cut is too old to be kept."""
     return tuple(said for place in tables for said in _of_table(place, keep))
 
 
 def _of_table(place: Place, keep: Keep) -> list[str]:
+    return [
+        f"table {place}: {found.deleted} that are older than {written(found.after_ms)}, and cuts are kept "
+        f"up to {written(keep.up_to_ms)}: a rewind to older ones will be refused. Set the property "
+        f"{found.property} with ALTER TABLE … SET TBLPROPERTIES, or keep cuts for less"
+        for found in clean_ups(place)
+        if found.after_ms < keep.up_to_ms
+    ]
+
+
+def clean_ups(place: Place) -> tuple[CleanUp, ...]:
+    """Return the clean-ups of a table, without those whose interval cannot be read."""
     given = Table.open(place).delta.metadata().configuration
-    found = []
-    for name, default, deleted in _CLEAN_UPS:
-        kept_ms = interval_ms(given.get(name) or default)
-        if kept_ms is not None and kept_ms < keep.up_to_ms:
-            found.append(
-                f"table {place}: {deleted} that are older than {written(kept_ms)}, and cuts are kept up to "
-                f"{written(keep.up_to_ms)}: a rewind to older ones will be refused. Set the property {name} "
-                "with ALTER TABLE … SET TBLPROPERTIES, or keep cuts for less"
-            )
-    return found
+    return tuple(
+        CleanUp(name, deleted, after_ms)
+        for name, default, deleted in _CLEAN_UPS
+        if (after_ms := interval_ms(given.get(name) or default)) is not None
+    )
 
 
 def interval_ms(text: str) -> int | None:

@@ -50,6 +50,13 @@ def command(verb: str, base: Path, *arguments: str) -> str:
     return done.stdout
 
 
+def asked_of(root: str, verb: str) -> str:
+    given = [sys.executable, "-m", "spark_abs", verb, root, "--output", "json"]
+    done = subprocess.run(given, capture_output=True, text=True)
+    assert done.returncode in (0, 1), (done.stdout, done.stderr)
+    return done.stdout
+
+
 @pytest.mark.long
 def test_every_table_is_whole_after_a_rewind_to_a_cut_that_spark_has_no_more(tmp_path: Path) -> None:
     base, root, fed = tmp_path / "live", str(tmp_path / "kept"), Input(tmp_path / "in1", 0, 1)
@@ -71,6 +78,10 @@ def test_every_table_is_whole_after_a_rewind_to_a_cut_that_spark_has_no_more(tmp
             if taken > 1:
                 listed = command(f"rewind --root {root} --list --output json", base)
                 kept = [row for row in json.loads(listed or "[]") if row["kept"]]
+        told = json.loads(asked_of(root, "status"))["next_cut"]
+        assert not any(said.startswith("cannot be seen") for said in told), told
+        wrong = {one["kind"] for one in json.loads(asked_of(root, "doctor"))}
+        assert wrong <= {"watcher-away", "deleted-before-kept"}, "Spark keeps six batches"
     fed.write()
     copy, oldest = tmp_path / "copy", kept[-1]
     shutil.copytree(base, copy)

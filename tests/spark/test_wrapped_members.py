@@ -10,8 +10,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 import spark_abs
+from spark_abs.diagnosis.diagnoses import diagnoses
+from spark_abs.diagnosis.gather import gather
+from spark_abs.diagnosis.health import read_health
 from spark_abs.errors import Refused, UsageError
 from spark_abs.stages.snapshotter import Snapshotter
+from spark_abs.store.clock import now_ms
+from spark_abs.store.root import Root
 from spark_abs.wrapped import foreach_batch
 from tests.job_support import Feed
 from tests.wrapped_support import SCHEMA, begin, command, covers, holds, ids, newest, running, stop, wait
@@ -77,6 +82,11 @@ def test_a_query_that_has_failed_keeps_no_savepoint_back(spark: SparkSession, tm
     wait(partial(covers, pair.root, "a", "b"), "a checkpoint of both", a)
     pair.feeds["b"].write({"id": 9})
     wait(lambda: not b.isActive, "the batch cannot be written")
+    root = Root(pair.root)
+    said = "unhealthy: query b does not run"
+    wait(lambda: read_health(root, now_ms(), None, None).line == said, "health says so", a)
+    found = {one.kind: one.said for one in diagnoses(gather(root, now_ms(), 30_000))}
+    assert "Query b does not run, and others at this root do" in found["query-does-not-run"]
     answer = command(pair.root, "one", a)
     assert answer.ok
     assert "'b' did not run and is as of checkpoint" in answer.message

@@ -12,14 +12,15 @@ from spark_abs.diagnosis.diagnoses import MB, Diagnosis, diagnoses
 from spark_abs.diagnosis.facts import Facts, Orphan, Partitions, StateSize
 from spark_abs.diagnosis.gather import partitions_of
 from spark_abs.diagnosis.health import health
+from spark_abs.errors import UsageError
 from spark_abs.keep import Keep, Tier
 from spark_abs.manifest import Location, StoredFile
 from spark_abs.model import AttemptId, BatchId, ChannelId, CheckpointId, RunId, StageId
 from spark_abs.observe.headline import headline
 from spark_abs.observe.listing import CheckpointRow
 from spark_abs.observe.status import AbortedInRow, FailingBatch, JobStatus, LiveRun, StageStatus
-from spark_abs.protocol.control import Paused, Run
-from spark_abs.store.activity import Backlog, Disk, Earlier, Longest, Phase, StageActivity
+from spark_abs.protocol.control import WATCHED_JOB, WRAPPED_JOB, Paused, Run
+from spark_abs.store.activity import DORMANT, Backlog, Disk, Earlier, Longest, Phase, StageActivity
 
 NOW = 10_000_000_000
 SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
@@ -171,6 +172,14 @@ WRONG: dict[str, tuple[Facts, tuple[str, ...], Facts]] = {
 }
 
 
+ASLEEP = doing(what=DORMANT)
+WRONG["query-does-not-run"] = (
+    replace(HEALTHY, job=WRAPPED_JOB, stages=(stage(ASLEEP, checkpoint=CheckpointId(9), cut=BatchId(4)),)),
+    ("Query match does not run, and others", "repeat its part of checkpoint 9, after batch 4"),
+    replace(HEALTHY, job=WRAPPED_JOB),
+)
+
+
 @pytest.mark.parametrize("kind", WRONG)
 def test_what_is_wrong_is_said_with_its_numbers(kind: str) -> None:
     facts, numbers, below = WRONG[kind]
@@ -261,6 +270,16 @@ def test_one_checkpoint_reaches_back_no_time_and_a_young_job_has_yet_to_keep_mor
     assert "reach back 0 ms (keep=1), and the last restore took 10.0 min" in one.said
     assert kinds(replace(slow, keep=Keep(9))) == []
     assert kinds(replace(slow, keep=None)) == [], "it is not known"
+
+
+def test_what_to_do_is_said_of_what_there_is() -> None:
+    """Batches of a wrapped query are made by its owner, and watched queries need no job."""
+    slow, orphaned = WRONG["interval-too-short"][0], WRONG["orphaned-files"][0]
+    assert "smaller (max_entries_per_batch)" in diagnoses(slow)[0].then
+    assert "smaller (an option of its source" in diagnoses(replace(slow, job=WRAPPED_JOB))[0].then
+    found = {job: diagnoses(replace(orphaned, alive=False, job=job))[0] for job in (WRAPPED_JOB, WATCHED_JOB)}
+    assert [one.then.rpartition(": ")[2] for one in found.values()] == ["start a query", "start a watcher"]
+    assert diagnoses(replace(orphaned, job=WATCHED_JOB))[0].command == "", "a watcher takes no commands"
 
 
 def commands() -> list[Diagnosis]:
@@ -371,6 +390,12 @@ def restarted(status: JobStatus) -> JobStatus:
             None,
             "unhealthy: PAUSED: clicks for 5.0 min by ann@desk",
         ),
+        (
+            lambda s: replace(s, job=WRAPPED_JOB, stages=(stage(ASLEEP),)),
+            None,
+            None,
+            "unhealthy: query match does not run",
+        ),
         (lambda s: replace(s, aborted=aborted(2).aborted), None, None, "healthy: "),
         (lambda s: replace(s, aborted=aborted(3).aborted), None, None, "unhealthy: the last 3 checkpoints"),
     ],
@@ -379,3 +404,49 @@ def test_health_is_one_line(
     change: Callable[[JobStatus], JobStatus], age: int | None, lag: int | None, said: str
 ) -> None:
     assert judged(change(STATUS), age, lag).startswith(said)
+
+
+AT_CUT = stage(checkpoint=CheckpointId(12), cut=BatchId(7))
+WATCHED = replace(
+    STATUS,
+    job=WATCHED_JOB,
+    alive=None,
+    run=Run(RunId(2), AttemptId(1), "host", 1, NOW - HOUR, ended="stopped"),
+    moment_ms=NOW - 20 * MINUTE,
+    stages=(replace(AT_CUT, finished=BatchId(9)),),
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "age", "said"),
+    [
+        ({}, 30 * MINUTE, "healthy: checkpoint 12, 20.0 min old, lag -"),
+        ({}, 5 * MINUTE, "unhealthy: the newest cut is 20.0 min old, more than 5.0 min are too many"),
+        ({"stages": (AT_CUT,)}, 5 * MINUTE, "healthy: checkpoint 12, 0 ms old"),
+        ({"stages": (replace(AT_CUT, planned=BatchId(8)),)}, 5 * MINUTE, "unhealthy: the newest cut is 20.0"),
+        ({"stages": (replace(AT_CUT, finished=None, planned=None),)}, MINUTE, "unhealthy: the newest cut is"),
+        (
+            {"killed": True},
+            None,
+            "unhealthy: no watcher is at work: run 2 was killed, or its machine was lost",
+        ),
+        ({"last": None, "moment_ms": None}, None, "unhealthy: no cut is kept"),
+        ({"moment_ms": None}, None, "unhealthy: the newest cut, 12, cannot be read"),
+    ],
+)
+def test_a_watched_root_is_as_healthy_as_its_newest_cut(
+    change: dict[str, Any], age: int | None, said: str
+) -> None:
+    """Its queries may have done nothing since: then it is no older than now."""
+    assert judged(replace(WATCHED, **change), age).startswith(said)
+
+
+def test_a_watcher_that_failed_is_said_and_none_knows_a_lag() -> None:
+    assert WATCHED.run is not None
+    failed = replace(WATCHED, run=replace(WATCHED.run, ended="failed: the state of gold is of a later Spark"))
+    assert judged(failed) == (
+        "unhealthy: no watcher is at work: run 2 ended: failed: the state of gold is of a later Spark"
+    )
+    assert judged(replace(failed, alive=STATUS.alive)).startswith("healthy: "), "the next one is at work"
+    with pytest.raises(UsageError, match="leave --max-lag out"):
+        judged(WATCHED, max_lag=MINUTE)

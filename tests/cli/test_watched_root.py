@@ -1,0 +1,171 @@
+"""`status`, `health` and `doctor` of a watched root, over the files of its queries and tables."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from spark_abs.keep import keep_words
+from spark_abs.watch.watcher import watching
+from tests.cli.conftest import Cli
+from tests.watched_queries import WatchedWorld
+
+HOUR = 3_600_000
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> WatchedWorld:
+    world = WatchedWorld(tmp_path / "live", "chain", seed=3, files=120)
+    world.run(15)
+    world.settle()
+    world.watch()
+    return world
+
+
+def after(world: WatchedWorld, hours: int = 0) -> Cli:
+    """Call commands so much later."""
+    return Cli(world.root.uri, now_ms=lambda: world._tick() + hours * HOUR)
+
+
+def step(world: WatchedWorld, name: str, batches: int) -> None:
+    """Run batches of one query."""
+    (query,) = (query for query in world.queries() if query.name == name)
+    query.start()
+    for _ in range(batches):
+        assert query.step(3)
+
+
+def next_cut(world: WatchedWorld) -> list[str]:
+    found: list[str] = after(world).json("status")["next_cut"]
+    lines = [" ".join(line.split()) for line in after(world)("status").stdout.splitlines()]
+    assert len([line for line in lines if line.startswith("next cut ")]) == len(found)
+    return found
+
+
+def doctor(world: WatchedWorld, hours: int = 0) -> dict[str, Any]:
+    found = after(world, hours).json("doctor", exits=1)
+    return {one["kind"]: one for one in found}
+
+
+def test_status_says_what_the_next_cut_waits_for(world: WatchedWorld) -> None:
+    assert next_cut(world) == ["nothing was done since the newest"]
+    step(world, "bronze", 2)
+    bronze = world.top.below("t/bronze").uri
+    (said,) = next_cut(world)
+    assert re.fullmatch(
+        rf"waits: table {bronze}: query 'silver' had read it up to version (\d+) with batch \d+, and query "
+        rf"'bronze' had written it up to version (\d+) with batch \d+",
+        said,
+    ), said
+    read, written = map(int, re.findall(r"up to version (\d+)", said))
+    assert written - read == 2
+    world.settle()
+    (said,) = next_cut(world)
+    assert re.fullmatch(r"of \S+ \S+ ago, for the next look", said), said
+    world.watch()
+    assert next_cut(world) == ["nothing was done since the newest"]
+    (world.base / "c" / "gold").rename(world.base / "away")
+    (said,) = next_cut(world)
+    assert said.startswith("cannot be seen from here: ")
+    assert "c/gold is not the checkpoint of a streaming query" in said
+
+
+def test_status_that_is_watched_looks_again_when_something_was_done(world: WatchedWorld) -> None:
+    looks = 0
+
+    def pause(_: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            step(world, "bronze", 1)
+        if looks == 3:
+            raise KeyboardInterrupt
+
+    cli = Cli(world.root.uri, pause=pause, now_ms=world._tick)
+    shown = re.findall(r"next cut +(nothing|waits)", cli("status", "--watch", exits=1).stdout)
+    assert shown == ["nothing", "nothing", "waits"]
+
+
+def test_health_is_the_age_of_the_newest_cut_if_anything_was_done_since(world: WatchedWorld) -> None:
+    later = after(world, 2)
+    assert later("health", "--max-age", "1h").stdout == "healthy: checkpoint 1, 0 ms old, lag -\n"
+    step(world, "bronze", 1)
+    assert after(world)("health", "--max-age", "1h").stdout.startswith("healthy: checkpoint 1, ")
+    late = later("health", "--max-age", "1h", exits=1).stdout
+    assert late == "unhealthy: the newest cut is 2.0 h old, more than 1.0 h are too many\n"
+    assert "leave --max-lag out" in later("health", "--max-lag", "1h", exits=2).stderr
+
+
+def test_queries_that_are_kept_have_nothing_wrong(world: WatchedWorld) -> None:
+    assert after(world, 2)("doctor").stdout == "nothing is wrong with the queries\n"
+    world.run(10)
+    assert after(world)("doctor").stdout == "nothing is wrong with the queries\n"
+
+
+def test_a_watcher_that_is_away_is_missed_when_there_is_a_newer_cut(world: WatchedWorld) -> None:
+    world.run(20)
+    world.settle()
+    assert after(world)("doctor").stdout == "nothing is wrong with the queries\n", "a moment ago"
+    (away,) = doctor(world, 2).values()
+    assert re.fullmatch(
+        r"No watcher is at work: run 1 ended: stopped; the newest cut is 1, 2\.0 h old, and there has been a "
+        r"newer one for more than 1\.0 h",
+        away["said"],
+    )
+    assert away["command"].startswith(f"spark-abs watch {world.root.uri} --checkpoints {world.base}/c/")
+    with watching(world.root, keep_words("24h:all")):
+        assert doctor(world, 2).keys() == {"cuts-passed-over"}
+
+
+def test_batches_that_spark_deletes_before_a_look_are_named(world: WatchedWorld) -> None:
+    world.run(60)
+    world.settle()
+    world.purge(retained=3)
+    with watching(world.root, keep_words("24h:all")):
+        found = after(world).json("doctor", exits=1)
+    assert {one["kind"] for one in found} == {"deleted-before-kept"}
+    stages = {stage["stage"]: stage for stage in after(world).json("status")["stages"]}
+    (bronze,) = (one["said"] for one in found if " of query bronze:" in one["said"])
+    first, last = map(int, re.findall(r"batches (\d+) to (\d+) ", bronze)[0])
+    left = sorted(int(p.name) for p in (world.base / "c/bronze/offsets").iterdir())
+    assert (first, last) == (stages["bronze"]["cut"] + 1, left[0]), "the oldest has no batch before it"
+
+
+def test_what_cannot_be_read_is_named(world: WatchedWorld) -> None:
+    (world.base / "c/silver/metadata").write_text("torn")
+    (found,) = doctor(world).values()
+    assert (found["kind"], "c/silver/metadata" in found["said"]) == ("unreadable", True)
+
+
+def test_batches_that_have_not_fitted_together_for_long_are_named(world: WatchedWorld) -> None:
+    step(world, "bronze", 3)
+    assert after(world)("doctor").stdout == "nothing is wrong with the queries\n", "since a moment ago"
+    (found,) = doctor(world, 2).values()
+    assert found["kind"] == "no-aligned-cut"
+    assert "query 'silver' had read it up to version" in found["said"]
+
+
+def test_tables_whose_logs_are_cleaned_before_their_cuts_are_named(world: WatchedWorld) -> None:
+    table = DeltaTable(str(world.base / "t/bronze"))
+    table.alter.set_table_properties({"delta.logRetentionDuration": "interval 1 hours"})
+    assert after(world)("doctor").stdout == "nothing is wrong with the queries\n"
+    found = doctor(world, 2)["tables-cleaned"]
+    assert (
+        "Delta may delete the log of versions that are older than 1.0 h, and cut 1 is 2.0 h" in found["said"]
+    )
+    world.run(20)
+    world.settle()
+    kept = world.watch()
+    table.update_incremental()
+    table.create_checkpoint()
+    newest = table.version()
+    for commit in (world.base / "t/bronze/_delta_log").glob("*.json"):
+        if int(commit.stem) < newest:
+            commit.unlink()
+    (found,) = doctor(world).values()
+    assert f"t/bronze begins at version {newest}, and " in found["said"]
+    assert kept.kept is not None
