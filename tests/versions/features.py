@@ -38,6 +38,7 @@ FEATURES = (
         ("tests/spark/test_newcomer.py::test_it_runs_stops_and_starts_again_in_few_lines",),
     ),
     Feature("a job that is stopped, fails, ends, or is started twice", ("tests/spark/test_job_life.py",)),
+    Feature("a file that fails its batch is skipped", ("tests/spark/test_skip_file.py",)),
     Feature("functions with state", ("tests/spark/test_state_functions.py",)),
     Feature("Delta sinks that append, merge, replace and add columns", ("tests/spark/test_delta_tables.py",)),
     Feature("restore, and tables read at one checkpoint", ("tests/spark/test_restore.py",)),
