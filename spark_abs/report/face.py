@@ -9,6 +9,7 @@ from spark_abs.markup import paragraph, table
 from spark_abs.model import NO_BATCH, BatchId
 from spark_abs.observe.listing import CheckpointRow, checkpoint_rows
 from spark_abs.observe.status import StageStatus, job_status, lease_timeout_ms
+from spark_abs.observe.tally import Tally
 from spark_abs.report.redaction import redacted
 from spark_abs.store.root import Root
 
@@ -17,10 +18,13 @@ _CHECKPOINTS = ("checkpoint", "kind", "name", "attempt", "ms", "bytes", "new byt
 _STAGES = ("stage", "finished batch", "begun", "newest checkpoint", "restarts", "")
 
 
-def root_face(root: Root, now_ms: int) -> str:
-    """Return a root as HTML; a root that cannot be read is a sentence: a notebook shows it and goes on."""
+def root_face(root: Root, now_ms: int, tally: Tally | None = None) -> str:
+    """Return a root as HTML; a root that cannot be read is a sentence: a notebook shows it and goes on.
+
+    With a tally as `job_status`.
+    """
     try:
-        status = job_status(root, now_ms, lease_timeout_ms())
+        status = job_status(root, now_ms, lease_timeout_ms(), tally)
         rows = checkpoint_rows(root, now_ms)
     except (AbsError, OSError) as error:
         return paragraph(redacted(f"{root.uri}: {error}"))

@@ -26,10 +26,12 @@ from spark_abs.manifest import StageShape
 from spark_abs.markup import paragraph
 from spark_abs.model import AttemptId, CheckpointId, CheckpointKind, RunId, StageId
 from spark_abs.observe.client import new_command
+from spark_abs.observe.tally import Tally
 from spark_abs.protocol.control import CommandKind
 from spark_abs.protocol.messages import Answer
 from spark_abs.protocol.trigger import Request, RunStatus
 from spark_abs.report.face import root_face
+from spark_abs.report.following import Face, follow
 from spark_abs.run.asked_restarts import AskedRestarts
 from spark_abs.run.drain import Drain
 from spark_abs.run.end_of_input import EndOfInput, Loops
@@ -107,6 +109,19 @@ class Run:
 
     def _repr_html_(self) -> str:
         return paragraph(repr(self)) + root_face(self._ctx.root, now_ms())
+
+    def follow(self) -> None:
+        """Show the run in a notebook, below the cell that runs now, as it is from then on until its end.
+
+        Nothing is shown outside a notebook, nor in one that cannot change what it has shown. The run does
+        not wait for it.
+        """
+        root, tally = self._ctx.root, Tally(self._ctx.root)
+
+        def face() -> Face:
+            return Face(repr(self), paragraph(repr(self)) + root_face(root, now_ms(), tally))
+
+        follow(face, self._termination.over)
 
     @property
     def id(self) -> RunId:

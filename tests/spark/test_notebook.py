@@ -153,6 +153,14 @@ def test_every_cell_ran_and_none_failed(tour: Tour) -> None:
     }
 
 
+def test_the_run_is_shown_below_its_cell_as_it_came_to_be(tour: Tour) -> None:
+    """It was shown before anything was finished, and followed while the cell was at work."""
+    (shown,) = [o.data for o in tour.outputs("run") if o.output_type == "display_data"]
+    assert shown["text/plain"].startswith("Run(1 of job 'shop', attempt 1, ")
+    assert "checkpoints at " in shown["text/html"]
+    assert "No checkpoint is complete." not in shown["text/html"]
+
+
 def test_what_the_savepoint_holds_is_what_had_been_read(tour: Tour) -> None:
     manifest = tour.checkpoints()["before-release"]
     outputs = {

@@ -48,6 +48,7 @@ def running(run: spark_abs.Run) -> int | None:
         run.set(interval="30s", mode="at_least_once")
         assert run.cancel(run.checkpoint(timeout=2)) == run.pause("clicks") + run.restart("match")
         assert run.skip_file("clicks", "file:///in/7.json") == run.resume()
+        run.follow()
     except spark_abs.CheckpointPending as late:
         return late.exit_code
     except (spark_abs.Refused, spark_abs.StageFailed, spark_abs.DamageError):
