@@ -67,9 +67,9 @@ _THREADS = "spark-abs-doctor"
 def doctor(root: str | None) -> None:
     """Say what is wrong with the job at a ROOT; without a job, try what the package needs.
 
-    With the ROOT of a job, say in sentences what is wrong with it, with the numbers that led there and the
-    command to type. Nothing is tried and no session is started. Exit code 0: nothing is wrong; 1: something
-    is.
+    With the ROOT of a job, of wrapped or of watched queries, say in sentences what is wrong, with the numbers
+    that led there and the command to type. Nothing is tried and no session is started. Exit code 0: nothing
+    is wrong; 1: something is.
 
     Otherwise print what this environment is, as text to send with a question. In a ROOT without a job,
     writers race for the commits of a table: a store must let exactly one of them make each commit. With
