@@ -1,5 +1,5 @@
-# What a person types: make demo, check, test, test-ci, test-all, test-page, test-stores, test-versions, soak, changes,
-# bench, bench-flink. The rest is their set-up.
+# What a person types: make demo, check, test, test-ci, test-all, test-page, test-rewind, test-stores, test-versions, soak,
+# changes, bench, bench-flink. The rest is their set-up.
 PYTHON := python3.11
 VENV := .venv
 # The Spark of the tests, of the figures and of the demo; make test-versions runs on others, too.
@@ -11,7 +11,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # One process keeps two cores busy for much of the time, two for nearly all: a third gains nothing.
 PYTEST := $(BIN)/python -m pytest -n 2
 
-.PHONY: bench bench-flink changes check demo soak test test-all test-ci test-page test-stores test-versions venv
+.PHONY: bench bench-flink changes check demo soak test test-all test-ci test-page test-rewind test-stores \
+  test-versions venv
 
 demo: $(VENV)/.jars
 	@$(BIN)/python jobs/demo.py
@@ -131,6 +132,20 @@ $(VENV)/versions/%/.installed: $(VENV)/.installed
 	@echo '$(word 2,$(FOR))' >$(@D)/constraints.txt
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c $(@D)/constraints.txt -e '.[test]'
 	@$(if $(word 3,$(FOR)),$(@D)/bin/python -m pip install --quiet --disable-pip-version-check '$(word 3,$(FOR))')
+	@touch $@
+
+# Plain pipelines on other Sparks, that of 3.5 with Delta 3.3: killed under load, rewound, started again. MOMENTS=10 goes
+# back to ten moments of each; SPARKS=3.5 is one of them. One process, since Spark fetches jars at its first start.
+SPARKS := 3.5 4.0 4.1
+test-rewind: venv $(VENV)/.broker $(patsubst %,$(VENV)/versions/%/.installed,$(SPARKS))
+	@for spark in $(SPARKS); do echo "pytest, plain pipelines on Spark $$spark" && PLAIN_SPARK=$$spark \
+	  $(BIN)/python -m pytest tests/crash/test_rewind_on_spark.py tests/outside/test_rewind_kafka.py -k whole || exit 1; done
+
+# No job runs on it: only what a plain query needs.
+$(VENV)/versions/3.5/.installed: $(VENV)/.installed-job
+	@echo "installing pyspark 3.5"
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check 'pyspark==3.5.*' 'pandas<3' pyarrow
 	@touch $@
 
 # Kills by the hundred; SEED=… KILLS=… replays a run. Then sinks that take their time are stopped step by step.

@@ -12,12 +12,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from spark_abs.model import PROVIDER_KEY, Provider
+from spark_abs.snapshots.layout import ENCODING_KEY
 
 SCHEMA = b"\x00\x02v2 a state schema"
 
 
 class Native:
-    """A checkpoint directory under construction. One operator, number 0."""
+    """A checkpoint directory under construction. One operator, number 0; no encoding: Spark before 4.0."""
 
     def __init__(
         self,
@@ -27,9 +28,11 @@ class Native:
         partitions: int = 1,
         stores: Sequence[str] = ("default",),
         codec: str = "lz4",
+        encoding: str = "unsaferow",
     ) -> None:
         self.directory = directory
         self.provider, self.partitions, self.stores, self.codec = provider, partitions, stores, codec
+        self.encoding = encoding
         self.put("metadata", '{"id":"9c5f3a5e-5b0f-4f0e-8f6e-0f0a8a4a5f10"}')
         self.put("state/0/_metadata/metadata", "v1\n" + json.dumps(self.operator()))
         for store in stores:
@@ -68,7 +71,7 @@ class Native:
             PROVIDER_KEY: self.provider,
             "spark.sql.streaming.stateStore.compression.codec": self.codec,
             "spark.sql.shuffle.partitions": str(self.partitions),
-        }
+        } | ({ENCODING_KEY: self.encoding} if self.encoding else {})
         metadata = {"batchWatermarkMs": batch * 1000, "batchTimestampMs": 5, "conf": conf}
         lines = offsets if version == 1 else [f"{i}:{line}" for i, line in enumerate(offsets)]
         self.put(f"offsets/{batch}", "\n".join([f"v{version}", json.dumps(metadata), *lines]))

@@ -29,10 +29,12 @@ from spark_abs.snapshots.layout import (
     is_file_source_log,
     is_ignored,
     later_compact,
+    operator_without_metadata,
     parse_commit,
     parse_offsets,
     parse_operator,
     source_log_file,
+    state_file,
 )
 from spark_abs.snapshots.lineage import HEAD_BYTES
 from spark_abs.snapshots.schema_log import SCHEMA_LOGS, entries_at
@@ -201,7 +203,7 @@ class _Reader:
 
     def _operator(self, operator: str, offsets: OffsetFile, commit: CommitFile) -> OperatorState:
         top = f"state/{operator}"
-        metadata = self._operator_metadata(top)
+        metadata = self._operator_metadata(top, offsets)
         if metadata.operator_id != int(operator):
             raise DamageError(
                 f"{self._base}/{top} holds the metadata of another operator, {metadata.operator_id}"
@@ -263,16 +265,30 @@ class _Reader:
             raise self._incomplete(directory, error) from error
         self._chosen.update(files[name] for name in names)
 
-    def _operator_metadata(self, top: str) -> OperatorMetadata:
-        """Choose all metadata files up to the cut, and read the newest."""
+    def _operator_metadata(self, top: str, offsets: OffsetFile) -> OperatorMetadata:
+        """Choose all metadata files up to the cut, and read the newest; a Spark before 4.0 writes none."""
         if (first := self._dirs.get(f"{top}/_metadata", {}).get("metadata")) is not None:
             self._chosen.add(first)
             return parse_operator(self._text(first))
         dated = self._up_to_cut(f"{top}/_metadata/v2")
+        if not dated and not offsets.names_operators:
+            partitions = int(offsets.conf.get(PARTITIONS_KEY, 0))
+            try:
+                return operator_without_metadata(int(top.rpartition("/")[2]), self._stores(top), partitions)
+            except LookupError as error:
+                raise self._incomplete(top, error) from error
         if not dated:
             raise self._incomplete(top, LookupError(f"no operator metadata up to batch {self._batch}"))
         self._chosen.update(dated.values())
         return parse_operator(self._text(dated[max(dated)]))
+
+    def _stores(self, top: str) -> set[str]:
+        """Return the names of the state stores that have files of a version."""
+        found = set()
+        for directory, files in self._dirs.items():
+            if directory.startswith(f"{top}/") and any(map(state_file, files)):
+                found.add("/".join(directory.removeprefix(f"{top}/").split("/")[1:]) or DEFAULT_STORE)
+        return found
 
     def _schemas(self, top: str) -> dict[str, str]:
         """Choose the schema files up to the cut; return the newest of each store, in base64."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -27,6 +27,8 @@ END_OF_TIME_MS = 253_402_300_799_000
 DEFAULT_STORE = "default"
 CODEC_KEY = "spark.sql.streaming.stateStore.compression.codec"
 PARTITIONS_KEY = "spark.sql.shuffle.partitions"
+ENCODING_KEY = "spark.sql.streaming.stateStore.encodingFormat"
+"""A setting of every query since Spark 4.0, the first that writes operator metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,11 @@ class OffsetFile:
     def codec(self) -> str:
         """How changelogs are compressed."""
         return self.conf.get(CODEC_KEY, "lz4")
+
+    @property
+    def names_operators(self) -> bool:
+        """Whether the Spark that planned the batch writes operator metadata."""
+        return ENCODING_KEY in self.conf
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +355,31 @@ def parse_operator(text: str) -> OperatorMetadata:
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise DamageError(f"operator metadata: field {error} is missing or has the wrong type") from error
+
+
+_JOIN_STORES = tuple(
+    f"{side}-{what}" for side in ("left", "right") for what in ("keyToNumValues", "keyWithIndexToValue")
+)
+"""The state stores of a join of two streams. Before Spark 4.0 every other operator has the default one."""
+
+
+def operator_without_metadata(operator: int, stores: Collection[str], partitions: int) -> OperatorMetadata:
+    """Return what is known of an operator of a Spark before 4.0, which has no name.
+
+    Args:
+        operator: its number.
+        stores: those there are.
+        partitions: the query's shuffle partitions.
+
+    Raises:
+        LookupError: these are not the stores of an operator: some are missing.
+    """
+    for known in ((DEFAULT_STORE,), _JOIN_STORES):
+        if set(stores) == set(known):
+            return OperatorMetadata(1, operator, "", tuple(StoreInfo(name, partitions) for name in known))
+    raise LookupError(
+        f"no operator of Spark before 4.0 has these state stores alone: {', '.join(sorted(stores)) or 'none'}"
+    )
 
 
 def relocate_operator(text: str, state_uri: str) -> str:

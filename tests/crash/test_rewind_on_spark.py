@@ -22,30 +22,30 @@ from deltalake import DeltaTable
 
 from spark_abs.model import Provider
 from spark_abs.snapshots.layout import parse_offsets
-from spark_abs.spark.versions import DELTA_CONNECTOR
+from tests import plain_spark
 from tests.crash import plain_pipelines
-from tests.jvm import java_options
 
 PROGRAM = Path(plain_pipelines.__file__)
 CONF = {
-    "spark.jars.packages": DELTA_CONNECTOR,
+    "spark.jars.packages": plain_spark.delta_connector(),
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.sql.shuffle.partitions": "2",
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.ui.enabled": "false",
     "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": java_options(),
+    "spark.driver.extraJavaOptions": plain_spark.plain_java_options(),
 }
 Row = dict[str, int]
 
 
 def program(name: str, mode: str, *bases: Path) -> list[str]:
-    return [sys.executable, str(PROGRAM), name, mode, *map(str, bases)]
+    return [plain_spark.PYTHON, str(PROGRAM), name, mode, *map(str, bases)]
 
 
 def environment(**options: str) -> dict[str, str]:
-    return {**os.environ, "PLAIN_CONF": json.dumps(CONF), "PLAIN_OPTIONS": json.dumps(options)}
+    told = {"PLAIN_CONF": json.dumps(CONF), "PLAIN_OPTIONS": json.dumps(options)}
+    return {**os.environ, **plain_spark.VARIABLES, **told}
 
 
 class Input:
@@ -92,12 +92,26 @@ def expected(name: str, rows: list[Row]) -> dict[str, list[list[int]]]:
         return sorted([k, n, v] for k, (n, v) in found.items())
 
     once = list({r["seq"]: r for r in rows}.values())
-    silver = {"silver": plain(once), "big": plain(r for r in once if r["v"] >= 50)}
+
+    def silver(given: list[Row]) -> dict[str, list[list[int]]]:
+        return {"silver": plain(given), "big": plain(r for r in given if r["v"] >= 50), "latest": []}
+
+    def numbered() -> Iterator[Row]:
+        counts = Counter[int]()
+        for r in sorted(rows, key=lambda r: r["seq"]):
+            counts[r["k"]] += 1
+            yield {**r, "v": counts[r["k"]]}
+
+    left, right = ([r for r in rows if (r["seq"] >= 10**6) == is_right] for is_right in (False, True))
+    partners = [(one, two) for one in left for two in right if two["seq"] == one["seq"] + 10**6]
+    pairs = [{**one, "v": one["v"] + two["v"]} for one, two in partners]
     newest = {r["k"]: r for r in sorted(rows, key=lambda r: r["seq"])}
     return {"bronze": plain(rows)} | {
-        "medallion": {**silver, "totals": totals(once), "latest": []},
-        "fan-in": {**silver, "latest": []},
-        "kafka": {**silver, "latest": []},
+        "medallion": {**silver(once), "totals": totals(once)},
+        "fan-in": silver(once),
+        "kafka": silver(once),
+        "join": {**silver(pairs), "bronze": plain(left)},
+        "state": silver(list(numbered())),
         "merge": {"latest": plain(newest.values()), "totals": totals(rows), "silver": [], "big": []},
     }[name.partition("+")[0]]
 
@@ -128,12 +142,10 @@ def providers(base: Path, query: str) -> set[str]:
 
 MOMENTS = int(os.environ.get("MOMENTS", "2"))
 """To how many moments a pipeline goes back in long runs; each costs the run of all queries to their end."""
+PIPELINES = ("medallion", "medallion+rocks", "fan-in", "join", "merge", "merge+rocks", "state+rocks")
 CASES = [
     ("medallion", 1),
-    *(
-        pytest.param(name, MOMENTS, marks=pytest.mark.long)
-        for name in ("medallion", "medallion+rocks", "fan-in", "merge", "merge+rocks")
-    ),
+    *(pytest.param(name, MOMENTS, marks=pytest.mark.long) for name in PIPELINES),
 ]
 
 
@@ -171,7 +183,7 @@ def test_every_table_is_whole_after_a_rewind_to_any_moment(tmp_path: Path, name:
     seed = random.randrange(10**6)
     chance, base = random.Random(seed), tmp_path / "live"
     inputs = [Input(tmp_path / "in1", 0, seed)] + (
-        [Input(tmp_path / "in2", 10**6, seed)] if "fan" in name else []
+        [Input(tmp_path / "in2", 10**6, seed)] if name in ("fan-in", "join") else []
     )
     killed(name, base, inputs)
     provider = Provider.ROCKSDB if name.endswith("+rocks") else Provider.HDFS

@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 from spark_abs.model import Provider
 from spark_abs.snapshots.kafka_offsets import kafka_offsets
 from spark_abs.snapshots.layout import parse_offsets
-from spark_abs.spark.versions import KAFKA_CONNECTOR
+from tests import plain_spark
 from tests.crash.test_rewind_on_spark import Input, Row, called, expected, finished, killed, providers, rewind
 from tests.outside.kafka_server import PATIENCE_S, KafkaServer
 
@@ -46,7 +46,9 @@ def test_every_table_is_whole_after_a_rewind_of_queries_behind_kafka(
         "startingOffsets": "earliest",
         "maxOffsetsPerTrigger": "20",
     }
-    monkeypatch.setenv("PLAIN_KAFKA", json.dumps({"connector": KAFKA_CONNECTOR, "options": options}))
+    monkeypatch.setenv(
+        "PLAIN_KAFKA", json.dumps({"connector": plain_spark.kafka_connector(), "options": options})
+    )
     base, fed = tmp_path / "live", Records(tmp_path / "in1", broker, seed)
     killed("kafka", base, [fed])
     newest = max((base / "c/bronze/offsets").glob("[0-9]*"), key=lambda path: int(path.name))

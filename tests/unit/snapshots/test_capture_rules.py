@@ -423,3 +423,36 @@ def test_an_operator_that_was_repartitioned_has_the_partitions_of_the_cut(tmp_pa
     assert [f.path for f in after.files if f.path.endswith(".zip")] == [
         f"state/0/{n}/2.zip" for n in range(3)
     ]
+
+
+def test_the_cut_of_a_spark_that_writes_no_operator_metadata() -> None:
+    """A checkpoint of Spark 3.5.9: an aggregation in HDFS-backed stores."""
+    sample = Path(__file__).parent / "spark-3.5" / "totals"
+    found = capture(LOCAL, str(sample), BatchId(3))
+    (operator,) = found.operators
+    assert (operator.operator_id, operator.name, operator.partitions) == (0, "", 2)
+    assert (operator.stores, found.shuffle_partitions) == (("default",), 2)
+    names = {f.path for f in found.files if f.path.startswith("state/")}
+    deltas = {f"state/0/{part}/{version}.delta" for part in (0, 1) for version in (1, 2, 3, 4)}
+    assert names == deltas | {"state/0/0/_metadata/schema"}
+
+
+def test_a_join_of_a_spark_that_writes_no_operator_metadata_has_all_its_stores(tmp_path: Path) -> None:
+    """No other store is known there; one that is gone is said."""
+    sides = (
+        "left-keyToNumValues",
+        "left-keyWithIndexToValue",
+        "right-keyToNumValues",
+        "right-keyWithIndexToValue",
+    )
+    native = Native(tmp_path, provider=Provider.HDFS, partitions=2, stores=sides, encoding="")
+    (tmp_path / "state/0/_metadata/metadata").unlink()
+    native.batch(0)
+    for partition in (0, 1):
+        for side in sides:
+            native.put(f"{native.store(partition, side)}/1.delta", "changes")
+    assert set(take(native, 0).operators[0].stores) == set(sides)
+    for partition in (0, 1):
+        (tmp_path / native.store(partition, sides[3]) / "1.delta").unlink()
+        with pytest.raises(CaptureIncomplete, match="state"):
+            take(native, 0)
