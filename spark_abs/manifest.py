@@ -310,14 +310,21 @@ class Manifest:
         }
 
     def in_flight(self) -> tuple[InFlight, ...]:
-        """Return the entries between each stage's position and the barrier in its open inputs."""
+        """Return the entries between each stage's position and the barrier in its open inputs.
+
+        A stage that stands before an aligned barrier has taken it without a batch: no rows lie between, unless
+        they go round in a loop.
+        """
         cuts = self.channel_cuts()
+        overtakes = self.mode is CheckpointMode.UNALIGNED
         found: dict[tuple[StageId, ChannelId], InFlight] = {}
         for stage in self.stages:
             for position in stage.positions:
                 key, until = (stage.stage, position.channel), cuts.get(position.channel, position.version)
                 known = found.get(key)
                 if position.version >= until or position.is_closed(self.run):
+                    continue
+                if not (overtakes or position.feedback):
                     continue
                 if known is None or position.version < known.after:
                     found[key] = InFlight(*key, position.version, until)

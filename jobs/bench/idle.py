@@ -1,4 +1,7 @@
-"""Nine stages of one job without input: what their checkpoints cost, skipped and taken."""
+"""Nine stages of one job with next to no input: what their checkpoints cost, skipped and taken.
+
+Without input, and with a row a second into one of the three sources.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from rich.console import Console
 
 import spark_abs
@@ -75,8 +80,35 @@ def figures(spark: SparkSession, base: Path, runs: int, console: Console) -> Ite
             if turn >= 0:
                 measured.append(found)
             console.print(f"nine idle stages, every {interval}, {way}: {found:.2f} cores")
+    yield from _trickle(spark, base, runs, console)
     for interval in INTERVALS:
         skipped, taken = (cores[interval, way] for way in _WAYS)
         yield figure(f"idle_cores_9_stages_{interval}", skipped, "cores")
         yield figure(f"idle_cores_9_stages_{interval}_taken", taken, "cores")
         yield figure(f"idle_skipped_vs_taken_{interval}", ratios(skipped, taken))
+
+
+def _trickle(spark: SparkSession, base: Path, runs: int, console: Console) -> Iterator[Figure]:
+    """Give one of the sources a row a second, with a checkpoint every second."""
+    cores = []
+    for turn in range(-1, runs):  # the first turn is not counted
+        with _idle(spark, base / "idle", "1s", skip_unchanged=True) as run:
+            _rows(base / "idle", _SETTLES_S)
+            before, first = cpu_seconds(), run.checkpoint()
+            _rows(base / "idle", _IDLE_S)
+            found, came = (cpu_seconds() - before) / _IDLE_S, run.checkpoint() - first
+        if turn >= 0:
+            cores.append(found)
+        console.print(f"nine stages, a row a second, every 1s: {found:.2f} cores, {came} checkpoints")
+    yield figure("trickle_cores_9_stages_1s", cores, "cores")
+
+
+def _rows(base: Path, seconds: float) -> None:
+    """Write a file with one row each second."""
+    rows = pa.table({"id": pa.array([1], pa.int64())})
+    for _ in range(int(seconds)):
+        folder = base / _SOURCES[0]
+        name = f"{len(list(folder.iterdir())):06}.parquet"
+        pq.write_table(rows, base / name)
+        (base / name).rename(folder / name)  # whole, or not there
+        Event().wait(1.0)

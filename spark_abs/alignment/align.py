@@ -13,6 +13,10 @@ from dataclasses import dataclass, replace
 from spark_abs.alignment.loops import forward
 from spark_abs.model import NO_EPOCH, AttemptId, CheckpointId, CheckpointMode, Entry, Position, RunId
 
+MOST_PASSED = 64
+"""So many barriers that a stage has taken where it stood are passed over; then a batch reads them. Until it
+does, the log keeps their entries, and the gate, too."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -40,9 +44,13 @@ class Settled:
     aborted: frozenset[CheckpointId]
     overtaken: frozenset[CheckpointId] = frozenset()
     """Claimed as aligned and made unaligned later (P16): stages learned of it before gates did."""
+    taken: CheckpointId = NO_EPOCH
+    """A barrier that the stage has taken where it stood, see `in_place`: no input waits for it or for an
+    older one."""
 
     def __contains__(self, checkpoint: CheckpointId) -> bool:
-        return checkpoint <= self.floor or checkpoint in self.aborted or checkpoint in self.overtaken
+        known = max(self.floor, self.taken)
+        return checkpoint <= known or checkpoint in self.aborted or checkpoint in self.overtaken
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +58,9 @@ class Advance:
     """The next micro-batch reads this input up to `position`."""
 
     position: Position
+    bare: bool = False
+    """Whether it reads a barrier for which inputs wait, and nothing else: perhaps the stage can take this
+    barrier where it stands, see `in_place`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +99,11 @@ def decide(
     An input at aligned barrier n waits until every other open input has n, or one has skipped it, or n is
     settled. Any other input reads, within the limits, up to the next barrier of any mode or to the end of the
     channel. Barriers and cancel markers not above the input's epoch are ignored; a cancel marker above it
-    moves the epoch and does not stop the input. A feedback edge never waits, no input waits for it, and only
-    an unaligned barrier stops it: the stage has already passed aligned barriers on (P17). Once all other
-    inputs have ended, a feedback edge skips aligned barriers and reads on to rows and unaligned barriers.
+    moves the epoch and does not stop the input. A barrier that the stage has taken where it stood is passed
+    over, and starts no batch by itself: it is read with the entry after it. A feedback edge never waits, no
+    input waits for it, and only an unaligned barrier stops it: the stage has already passed aligned barriers
+    on (P17). Once all other inputs have ended, a feedback edge skips aligned barriers and reads on to rows
+    and unaligned barriers.
 
     Args:
         own: the position of the input.
@@ -112,18 +125,30 @@ def decide(
         return Blocked(own, own.epoch)
     others = forward(stage)
     only_rows = own.feedback and bool(others) and all(p.is_closed(run) for p in others)
-    reached, taken, size = own, 0, 0
+    reached, taken, size, bare = own, 0, 0, False
+    passing, passed = own, 0
     for entry in entries:
         if entry.silent or (only_rows and not entry.files and not _is_unaligned(entry)):
             continue
         if taken and size + entry.size > limits.max_bytes:
             break
-        reached = _after(reached, entry, attempt)
+        passing = _after(passing, entry, attempt)
+        if is_bare(entry) and passing.epoch <= settled.taken and passed < MOST_PASSED:
+            passed += 1
+            continue
+        reached, passed = passing, 0
         taken, size = taken + 1, size + entry.size
+        bare = taken == 1 and is_bare(entry) and reached.at_barrier and reached.epoch not in settled
         stops = reached.at_barrier and (not own.feedback or reached.mode is CheckpointMode.UNALIGNED)
         if stops or reached.is_closed(run) or taken >= limits.max_entries:
             break
-    return Advance(reached) if taken else Idle(own)
+    waits = bare and not own.feedback and reached.mode is not CheckpointMode.UNALIGNED
+    return Advance(reached, waits) if taken else Idle(own)
+
+
+def is_bare(entry: Entry) -> bool:
+    """Say whether an entry has a barrier and nothing else."""
+    return entry.barrier is not None and not entry.files and entry.cancel is None and not entry.end
 
 
 def waiting(stage: Sequence[Position], settled: Settled, run: RunId) -> tuple[Position, ...]:

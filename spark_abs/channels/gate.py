@@ -25,11 +25,12 @@ from pyarrow import fs
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from spark_abs.alignment.align import Blocked, Limits, Settled, decide
+from spark_abs.alignment.align import Advance, Blocked, Limits, Settled, decide
 from spark_abs.alignment.loops import forward
 from spark_abs.channels.follow import Clock, Newest, follow
 from spark_abs.channels.gate_facts import Aborts, StageOffsets
 from spark_abs.channels.schema import arrow_schema, conformed
+from spark_abs.channels.taken import TakenHint
 from spark_abs.codec import from_json, from_plain, require_format, to_json
 from spark_abs.errors import DamageError
 from spark_abs.model import (
@@ -61,6 +62,8 @@ _ABORTS_POLL_MS = 100
 _UNLIMITED = 2**62
 _PAUSE_S = 0.02
 _FIRST_REST_S, _LONGEST_REST_S = 0.2, 1.0
+_LEAVES_S = 1.0
+"""For so long a gate leaves a barrier to the agent of its stage, which looks some twenty times a second."""
 _KEPT_IN_ORDER = 4
 _registering = threading.Lock()
 _registered: WeakKeyDictionary[SparkSession, Storage] = WeakKeyDictionary()
@@ -120,6 +123,8 @@ class GateSpec:
     """When a feedback edge is full."""
     others: tuple[ChannelId, ...] | None = None
     """The stage's other inputs; None if one of them is not a channel, and cannot be watched."""
+    taken: str = ""
+    """The file that tells which barriers the stage has taken where it stood; empty if it takes none so."""
 
 
 class Gate(DataSource):
@@ -210,6 +215,10 @@ class GateReader(DataSourceStreamReader):
         self._own = Newest(self._root.fs, self._table)
         others = (self._root.path(self._root.channel(channel)) for channel in spec.others or ())
         self._others = [Newest(self._root.fs, table) for table in others]
+        self._taken = TakenHint(spec.taken)
+        self._leaves: tuple[Version, int | None] | None = None
+        """The entry that is left to the agent, after which batch."""
+        self._leaves_since = 0.0
         self._planned: int | None = None
         self._patience = _FIRST_REST_S
 
@@ -267,14 +276,32 @@ class GateReader(DataSourceStreamReader):
                 own,
                 self._stage.positions(planned=own != spec.start),
                 self._follower.after(own.version),
-                settled=Settled(spec.floor, self._aborts.ids, self._aborts.overtaken),
+                settled=Settled(
+                    spec.floor, self._aborts.ids, self._aborts.overtaken, taken=self._taken.newest
+                ),
                 limits=limits,
                 run=spec.run,
                 attempt=spec.attempt,
             )
+            bare = isinstance(decision, Advance) and decision.bare and bool(spec.taken)
             # What it may learn there can only unblock, so a gate that goes on need not know of it.
-            if not isinstance(decision, Blocked) or not self._aborts.poll():
+            if not bare and not isinstance(decision, Blocked):
                 return decision.position
+            if self._taken.look() or self._aborts.poll():
+                continue
+            return own if bare and self._leaves_to_agent(decision.position) else decision.position
+
+    def _leaves_to_agent(self, barrier: Position) -> bool:
+        """Say whether a barrier that is all there is to read waits: perhaps the stage is at its cut already.
+
+        Only for a moment, so that an agent that cannot take it holds nothing up; never before the first
+        batch, which is always run.
+        """
+        leaves, now = (barrier.version, self._stage.batch), self._clock()
+        if leaves != self._leaves:
+            self._leaves, self._leaves_since = leaves, now
+        patience = max(_LEAVES_S, 4 * self._spec.poll_ms / 1000)
+        return self._stage.batch is not None and now - self._leaves_since < patience
 
     def _has_planned(self) -> bool:
         """Note the newest batch; say whether it has changed since the last call.

@@ -8,10 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from pyspark import SparkFiles
 
 from spark_abs.catalog.target import enter
 from spark_abs.channels.gate import BackEdge, GateSpec, open_gate
 from spark_abs.channels.schema import delta_schema
+from spark_abs.channels.taken import TakenNote
 from spark_abs.channels.writer import create_channel
 from spark_abs.checkpointing.cleaner import CheckpointCleaner
 from spark_abs.checkpointing.commands import Abilities
@@ -62,6 +66,7 @@ from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.spark.driver import drain_events, sleep_until_stopped
 from spark_abs.stages.consumers import Consumers
 from spark_abs.stages.credit import Credit
+from spark_abs.stages.in_place import InPlace
 from spark_abs.stages.late_rows import LateRows
 from spark_abs.stages.outputs import Outputs, open_writers
 from spark_abs.stages.queries import start_queries
@@ -132,6 +137,7 @@ class Launch:
         self._declared_shapes, self._policy, self._rebuilds = shapes, policy, rebuilds
         self._started, self._laps, self._drain_to = started, laps, drain
         self._termination, self._events, self._late = Termination(), Events(), LateRows()
+        self._notes = f"spark_abs-taken-{uuid4().hex}"
         self._unread = Unread(ctx)
         paused = [one.stage for one in control.state.paused]
         self._paused = PausedSources(self._graph, ctx.bounded, paused)
@@ -307,10 +313,28 @@ class Launch:
             credit=self._credit(stage.name),
             wrote=self._wrote,
             unread=self._unread,
+            in_place=self._in_place(stage),
             paused=partial(self._paused.holds, stage.name),
         )
         runner.batch_lock.await_stop = partial(sleep_until_stopped, job.spark)
         return runner
+
+    def _in_place(self, stage: StageDecl) -> InPlace | None:
+        """Return the look at the inputs of a stage that may take barriers where it stands."""
+        note = self._note(stage)
+        if not note:
+            return None
+        paths = {channel: channel_path(self._control.state, channel) for channel in stage.inputs}
+        return InPlace(self._ctx, paths, TakenNote(note))
+
+    def _note(self, stage: StageDecl) -> str:
+        """Return the file by which a stage tells its gates what it has taken; empty if it takes nothing so.
+
+        It is in Spark's directory of the session, which Spark deletes.
+        """
+        if self._ctx.bounded or stage.has_native or stage.feedback or not stage.inputs:
+            return ""
+        return f"{SparkFiles.getRootDirectory()}/{self._notes}-{stage.name}"
 
     def _wrote(self, entries: Mapping[ChannelId, Entry]) -> None:
         self._unread.wrote(entries)
@@ -352,6 +376,7 @@ class Launch:
                     BackEdge(ctx.start(stage, back, True), channel_path(state, back))
                     for back in (feedback if channel not in feedback else ())
                 ),
+                taken=self._note(decl),
                 others=None if decl.has_native else tuple(other for other in decl.inputs if other != channel),
                 capacity=Capacity(ctx.settings.capacity_entries, ctx.settings.capacity_bytes),
                 max_entries=ctx.settings.max_entries_per_batch,

@@ -118,11 +118,12 @@ class BarrierChoice:
 
         The batch may then carry what `now` gives when it is committed.
         """
+        passed = max(self._progress.first, self._progress.taken)
         match planned.emission:
             case Free() | Nothing():
                 return None
             case Cut(id=reached):
-                if reached <= self._progress.first:
+                if reached <= passed:
                     return None
                 if reached <= self._ctx.floor or reached in self._barriers.aborted:
                     return Marker(cancel=reached)
@@ -130,7 +131,7 @@ class BarrierChoice:
                 barrier = barrier or _read_barrier(self._ctx.root, planned.after, reached)
                 return Marker(barrier) if barrier is not None else Marker(cancel=reached)
             case Cancelled(id=reached):
-                return Marker(cancel=reached) if reached > self._progress.first else None
+                return Marker(cancel=reached) if reached > passed else None
             case other:
                 assert_never(other)
 

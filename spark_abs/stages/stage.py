@@ -44,6 +44,7 @@ from spark_abs.stages.batch import BatchFacts, Planned
 from spark_abs.stages.batch_lock import BatchLock
 from spark_abs.stages.credit import Credit
 from spark_abs.stages.dormant import DormantStage
+from spark_abs.stages.in_place import InPlace
 from spark_abs.stages.native import NativeLog
 from spark_abs.stages.new_rows import reads_rows
 from spark_abs.stages.outputs import Outputs, fixed_rows
@@ -86,6 +87,7 @@ class StageRunner:
         credit: Credit,
         wrote: Callable[[Mapping[ChannelId, Entry]], None] = lambda _: None,
         unread: Unread | None = None,
+        in_place: InPlace | None = None,
         paused: Callable[[], bool] = lambda: False,
     ) -> None:
         """Take the stage.
@@ -99,11 +101,13 @@ class StageRunner:
             credit: its credit.
             wrote: called in the query's thread with each batch that its channels hold.
             unread: counts what is in the channels of the run.
+            in_place: knows whether it can take an aligned barrier without a batch; None if it never does.
             paused: says whether it is a source that begins no batch now.
         """
         self.name = name
         self._wrote = wrote
         self._unread = unread
+        self._in_place = in_place
         self._paused = paused
         self._held: BatchId | None = None
         """A planned batch of a paused source of which no output has anything."""
@@ -297,7 +301,9 @@ class StageRunner:
         for position in forward(after):
             if position.at_barrier:
                 self._aligning_since.setdefault(position.epoch, now)
-        settled = Settled(self._ctx.floor, self.barriers.aborted, self.barriers.unaligned)
+        settled = Settled(
+            self._ctx.floor, self.barriers.aborted, self.barriers.unaligned, taken=self.progress.taken
+        )
         self._alignment.blocked(waiting(forward(after), settled, self._ctx.run))
 
     def declined(self, limit: int | None) -> tuple[Declined, ...]:
@@ -371,13 +377,14 @@ class StageRunner:
         self.barriers.offer(barrier)
 
     def offer_idle(self) -> None:
-        """Take an open barrier if no batch is under way: see `BarrierChoice.now` (P1, P16).
+        """Take an open barrier if no batch is under way: see `BarrierChoice.now` (P1, P16) and `InPlace`.
 
         If a batch came first, the barrier is void here: that batch carries it.
         """
         offered = self._choice.waiting()
         unaligned = any(b.mode is CheckpointMode.UNALIGNED for b in offered)
-        if not offered or (self.reads_channels and not self._ctx.bounded and not unaligned):
+        waits = self.reads_channels and not self._ctx.bounded and self._in_place is None
+        if not offered or (waits and not unaligned):
             return
         with self.batch_lock.agent() as mine:
             batch = self._last_batch_if_idle() if mine else None
@@ -385,6 +392,9 @@ class StageRunner:
                 return
             positions = self.native.positions(batch) if batch != NO_BATCH else self.start
             barrier = self._choice.now(positions)
+            in_place = self._in_place if barrier is None and batch != NO_BATCH else None
+            if in_place is not None and in_place.is_at_cut(offered[0], positions):
+                barrier = offered[0]
             if barrier is None:
                 return
             began = now_ms()
@@ -398,6 +408,8 @@ class StageRunner:
             self._hand_over(
                 barrier, batch, positions=positions, channels=cut.channels, began_ms=began, waited_ms=0
             )
+            if in_place is not None:
+                in_place.note.write(barrier.id)
 
     def stands_at(self, cut: StageSnapshot) -> bool:
         """Say whether the stage has done nothing since a cut, nor anybody to the tables of its functions.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,14 +13,17 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_abs.alignment import align, marker
+from spark_abs.alignment import align, in_place, marker
 from spark_abs.model import (
     NO_EPOCH,
     AttemptId,
+    Barrier,
     BatchId,
     ChannelId,
     CheckpointMode,
+    Entry,
     Position,
+    RunId,
     StageId,
     channel_id,
 )
@@ -50,7 +53,7 @@ def test_five_stages_survive_everything(block: int) -> None:
     wanted |= {"aborted: subsumed", "aborted: alignment-limit"}
     wanted |= {"native checkpoints lost", "batches repeated"}
     wanted |= {"completed unaligned", "completed with data in flight", "overtaken"}
-    wanted |= {"completed at_least_once", "completed with data from after"}
+    wanted |= {"completed at_least_once", "completed with data from after", "barriers taken in place"}
     assert wanted - seen.keys() == set()
 
 
@@ -169,6 +172,27 @@ def test_a_restore_that_forgets_what_was_in_flight_is_caught(monkeypatch: pytest
     recovery_materialised = recovery.materialised
     monkeypatch.setattr(recovery, "materialised", at_the_barrier)
     assert violated(Parts()) in {"1", "4"}
+
+
+def test_a_stage_that_takes_a_barrier_by_one_of_its_inputs_is_caught() -> None:
+    """Rows before the barrier on another input are in no state."""
+
+    def by_the_first(barrier: Barrier, positions: Sequence[Position], *others: Any) -> bool:
+        return in_place.is_at_cut(barrier, positions[:1], *others)
+
+    assert violated(Parts(is_at_cut=by_the_first)) == "1"
+
+
+def test_a_stage_that_takes_a_barrier_over_rows_is_caught() -> None:
+    """Rows before the barrier are in no state."""
+
+    def blind(barrier: Barrier, positions: Sequence[Position], unread: in_place.Unread, run: RunId) -> bool:
+        def markers(own: Position) -> Iterator[Entry]:
+            return (replace(entry, files=()) for entry in unread(own))
+
+        return in_place.is_at_cut(barrier, positions, markers, run)
+
+    assert violated(Parts(is_at_cut=blind)) == "1"
 
 
 def test_a_capture_that_takes_newer_state_is_caught() -> None:

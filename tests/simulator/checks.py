@@ -47,7 +47,7 @@ def _cut(storage: Storage, row: Checkpoint) -> Iterator[str]:
     else:
         for stage in storage.graph:
             yield from _stage_cut(storage, row, stage, stage.id in repeats)
-    yield from consistent_cut(_edges(storage, row))
+    yield from consistent_cut(edge for edge in _edges(storage, row) if not _in_place(storage, row, edge))
 
 
 def _stage_cut(storage: Storage, row: Checkpoint, stage: Stage, repeats: bool) -> Iterator[str]:
@@ -103,6 +103,19 @@ def _same_as_now(storage: Storage, attempt: AttemptId, stage: Stage, cut: StageS
         found = _visible(storage, attempt, output.table, output.version or 0)
         rows = _visible(storage, attempt, output.table, table.version)
         yield from same_rows(1, f"{where}, {output.table}", found, rows)
+
+
+def in_place(storage: Storage, row: Checkpoint) -> int:
+    """Return how many open inputs stand before a barrier without rows in between, and no edge of a loop."""
+    edges = (edge for edge in _edges(storage, row) if not edge.closed and not edge.consumed.feedback)
+    return sum(_in_place(storage, row, edge) for edge in edges)
+
+
+def _in_place(storage: Storage, row: Checkpoint, edge: Edge) -> bool:
+    if edge.consumed.version >= edge.produced:
+        return False
+    read = _visible(storage, row.attempt, edge.channel, edge.consumed.version)
+    return read == _visible(storage, row.attempt, edge.channel, edge.produced)
 
 
 def gaps(storage: Storage, row: Checkpoint) -> Iterator[int]:

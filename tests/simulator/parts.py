@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from spark_abs.alignment import align, loops, marker
+from spark_abs.alignment import align, in_place, loops, marker
 from spark_abs.manifest import StageSnapshot
 from spark_abs.model import (
     AttemptId,
@@ -98,6 +98,7 @@ class Parts:
     captured: Callable[[Native, BatchId], State] = Native.state
     already: Callable[[Table, str, int], bool] = in_log
     overtaking: Callable[..., Barrier | None] = marker.overtaking
+    is_at_cut: Callable[..., bool] = in_place.is_at_cut
     lets_ahead: Callable[[Evaluating, BatchId], bool] = lambda process, batch: process.lets_ahead(batch)
     written: Callable[[Evaluating, BatchId], Entry | None] = lambda process, batch: process.written(batch)
     may_hold: Callable[[Evaluating, BatchId], bool] | None = None

@@ -6,6 +6,7 @@ needs is a frozen value, to be copied. It is long because it is one machine, wit
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from spark_abs.alignment import align, marker
@@ -103,6 +104,8 @@ class Process:
         """Let every gate decide; None if nothing moves."""
         now, run = self.native.newest, self.run
         settled, chance = run.settled(), run.chance
+        if chance.happens("the gates know what was taken in place", 0.7):
+            settled = replace(settled, taken=run.in_place.get(self.stage.id, NO_EPOCH))
         limits = align.Limits(1 + chance.pick("entries above 1", 4), 10 + chance.pick("bytes above 10", 80))
         positions = []
         back_is_full = is_held_back(self.storage, run.paths, now.positions, run.parts)
@@ -117,6 +120,10 @@ class Process:
             if isinstance(decision, align.Blocked):
                 wait = BlockedInput(self.stage.id, own.channel, decision.on)
                 require(none_blocked([wait], dict.fromkeys(settled.aborted, False)))
+            rests = isinstance(decision, align.Advance) and decision.bare and self.native.planned >= 0
+            if rests and chance.happens("a gate leaves a barrier to the agent", 0.7):
+                positions.append(own)
+                continue
             positions.append(decision.position)
         native = min(self.stage.native, now.native + chance.pick("records", 3))
         planned = Planned(tuple(positions), native)
@@ -326,17 +333,38 @@ class Process:
         beyond = [b for b in waiting if b.id > passed or b.mode is CheckpointMode.AT_LEAST_ONCE]
         return next((b for b in beyond if marker.may_take(b.id, back)), None)
 
+    def takes_in_place(self) -> Barrier | None:
+        """Return the barrier at whose cut the stage is where it stands, after its first batch."""
+        waiting = [barrier for barrier in self.run.open if barrier.id > self._taken]
+        at = self.native.newest.positions
+        if self.native.planned < 0 or self.stage.native or not waiting:
+            return None
+        fits = self.run.parts.is_at_cut(waiting[0], at, self._unread, self.run.id)
+        return waiting[0] if fits else None
+
+    def _unread(self, own: Position) -> Iterator[Entry]:
+        return self.storage.tables[own.channel].after(own.version, self.run.paths[own.channel])
+
     def _left_over(self) -> Barrier | None:
         """Return the barrier that the stage has sent ahead, but whose cut was not handed over."""
-        ahead = [b for b in self.run.open if b.mode is CheckpointMode.UNALIGNED and self.channels]
-        left = (b for b in ahead if (b.id, self.stage.id) not in self.run.handed and self._wrote(b))
-        return next(left, None)
+        if not self.channels:
+            return None
+        left = (b for b in self.run.open if (b.id, self.stage.id) not in self.run.handed and self._wrote(b))
+        return next((b for b in left if b.mode is CheckpointMode.UNALIGNED or self._wrote_alone(b)), None)
+
+    def _wrote_alone(self, barrier: Barrier) -> bool:
+        """Say whether a stage that reads channels has a barrier in its first output without a batch."""
+        _, table = self.channels[0]
+        return bool(self.stage.inputs) and any(
+            is_it(entry, barrier) and entry.batch == NO_BATCH
+            for entry in table.newest_first(self.path(table))
+        )
 
     def look(self) -> None:
         """Let the agent take a barrier while no batch does: an entry of its own, or none once ended."""
         taking = self.taking
         if taking is None:
-            if barrier := self._left_over() or self.takes(self.native.newest):
+            if barrier := self._left_over() or self.takes(self.native.newest) or self.takes_in_place():
                 self.taking = Taking(barrier, tuple(table.version for _, table in self.channels))
         elif taking.passing:
             self.taking = self._pass(taking)
@@ -346,13 +374,21 @@ class Process:
     def _take(self, taking: Taking) -> Taking | None:
         batch = self.native.committed if self.held else self.native.planned
         now = self.native.newest
-        void = batch != self.native.committed or (bool(self.stage.inputs) and self.takes(now) is None)
+        takes = self.takes(now) or self.takes_in_place()
+        fits = takes is not None and takes.id == taking.barrier.id
+        void = batch != self.native.committed or (bool(self.stage.inputs) and not fits)
         if void and self._left_over() is None:
             return None
         if self.channels and not (self.stage.id in self.run.ended and not self._wrote(taking.barrier)):
             return self._pass(replace(taking, passing=True))
-        self.run.hand(taking.barrier, self.stage, batch)
+        self._hand(taking.barrier, batch)
         return None
+
+    def _hand(self, barrier: Barrier, batch: BatchId) -> None:
+        """Hand a cut without a batch over; then the stage's gates may learn of it."""
+        self.run.hand(barrier, self.stage, batch)
+        if barrier.mode is not CheckpointMode.UNALIGNED:
+            self.run.in_place[self.stage.id] = barrier.id
 
     def _pass(self, taking: Taking) -> Taking | None:
         """Write the barrier to the next output that lacks it; if none does, hand the cut over."""
@@ -368,7 +404,7 @@ class Process:
                 return replace(taking, seen=tuple(seen))
         batch = self.native.committed if self.held else self._cut_batch(barrier)
         if batch is not None and self.native.committed >= batch:
-            self.run.hand(barrier, self.stage, batch)
+            self._hand(barrier, batch)
         return None
 
     def passed(self, taking: Taking) -> bool:

@@ -17,6 +17,7 @@ from spark_abs.model import (
     CheckpointMode,
     Entry,
     RunId,
+    StageId,
 )
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.messages import Acked
@@ -50,6 +51,8 @@ class Run:
     open: tuple[Barrier, ...] = ()
     """The barriers that sources are to take, and if they are unaligned every stage; oldest first."""
     handed: set[tuple[CheckpointId, str]] = field(default_factory=set)
+    in_place: dict[StageId, CheckpointId] = field(default_factory=dict)
+    """The newest barrier that each stage has taken where it stood; its gates may learn of it."""
     captures: list[Capture] = field(default_factory=list)
     ended: set[str] = field(default_factory=set)
     _read: ControlState | None = None

@@ -43,6 +43,7 @@ from tests.simulator.checks import (
     check_retention,
     check_skip,
     gaps,
+    in_place,
     rows_in_flight,
 )
 from tests.simulator.cluster import AGAIN, LATE, Checkpoint, Graph, Stage, Storage
@@ -240,6 +241,8 @@ class Simulation:
         self.seen[f"completed {row.mode}"] += 1
         self._trim_rows(row.id)
         self.seen["completed with data in flight"] += any(gap < 0 for gap in gaps(self.storage, row))
+        if row.mode is not CheckpointMode.UNALIGNED:
+            self.seen["barriers taken in place"] += in_place(self.storage, row)
         self.seen["completed with data from after"] += any(gap > 0 for gap in gaps(self.storage, row))
         self.seen["rows on their way round"] += rows_in_flight(self.storage, row) > 0
 

@@ -67,6 +67,8 @@ class System:
     It has to if the crash lost what it waits for.
     """
     parts: Parts = field(default_factory=Parts)
+    knows: bool = False
+    """Whether gates know at once which barriers their stage has taken where it stood; else they never do."""
 
     def first(self) -> World:
         """Return the system in its first state."""
@@ -79,6 +81,7 @@ class Fixed:
     def __init__(self) -> None:
         self.driver: Driver
         self.picked = 0
+        self.knows = False
 
     def happens(self, what: str, likelihood: float) -> bool:
         """Say what always happens and what never does."""
@@ -87,6 +90,8 @@ class Fixed:
                 return True
             case "an acknowledgement comes again":
                 return not self.driver.mail
+            case "the gates know what was taken in place":
+                return self.knows
             case _:
                 return False
 
@@ -137,7 +142,7 @@ class Small:
             self.driver.advance("coordinator")
 
     def _wire(self) -> None:
-        self.chance.driver = self.driver
+        self.chance.driver, self.chance.knows = self.driver, self.system.knows
         self.driver.on_complete = lambda row: check_checkpoint(self.storage, row)
 
     def copy(self) -> World:
@@ -269,6 +274,7 @@ class Small:
             self._once("packs", len(storage.packs), lambda: of(storage.packs)),
             of(run.open),
             of(run.handed),
+            of(run.in_place),
             of(sorted(map(of, run.captures))),
             of(run.ended),
             of(sorted(map(of, driver.mail))),
@@ -380,6 +386,11 @@ SYSTEMS = {
     "loop": System(loop(1), checkpoints=1),
     "loop, two checkpoints, its head crashes": System(loop(0), checkpoints=2, crash="head"),
     "chain, two checkpoints, the last stage crashes": System(chain(1), checkpoints=2, crash="tail"),
+    "chain, two checkpoints, the last stage crashes, its gate knows": System(
+        chain(1), checkpoints=2, crash="tail", knows=True
+    ),
+    "two inputs, the gates know": System(two_inputs(1, 0), checkpoints=1, knows=True),
+    "chain, the driver crashes, the gate knows": System(chain(0), checkpoints=1, crash="driver", knows=True),
     "chain, two checkpoints at once": System(chain(1), checkpoints=2, concurrent=2),
     "chain, the checkpoint may run out of time": System(chain(1), checkpoints=1, timeout=True),
     "chain, the coordinator crashes": System(chain(0), checkpoints=1, crash="coordinator", timeout=True),

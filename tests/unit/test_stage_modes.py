@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from spark_abs.channels.taken import TakenHint, TakenNote
 from spark_abs.channels.trim import trim
 from spark_abs.codec import to_json
 from spark_abs.model import (
     AttemptId,
     Barrier,
+    Branch,
     ChannelId,
     CheckpointId,
     CheckpointMode,
@@ -27,6 +29,7 @@ from spark_abs.model import (
 from spark_abs.stages.consumers import Consumers
 from spark_abs.stages.credit import Credit
 from spark_abs.stages.evaluation import Evaluated
+from spark_abs.stages.in_place import InPlace
 from spark_abs.stages.outputs import Outputs
 from spark_abs.stages.snapshotter import Taken
 from spark_abs.stages.stage import StageRunner
@@ -70,8 +73,17 @@ class Both:
         snapshots: Any = SimpleNamespace(submit=self.taken.append, permits=lambda *_: True)
         first = (position("a.main", 0), position("b.main", 0))
         credit = Credit(ctx, (), Consumers(ctx, {}), Version(0), 0)
+        path = (Branch(AttemptId(1), None),)
+        paths = {ChannelId("a.main"): path, ChannelId("b.main"): path}
+        self.note = TakenNote(root.path("taken"))
         self.runner = StageRunner(
-            ctx, StageId("both"), outputs=written, start=first, snapshots=snapshots, credit=credit
+            ctx,
+            StageId("both"),
+            outputs=written,
+            start=first,
+            snapshots=snapshots,
+            credit=credit,
+            in_place=InPlace(ctx, paths, self.note),
         )
 
     @contextmanager
@@ -127,6 +139,65 @@ def test_an_idle_stage_leaves_an_aligned_barrier_to_its_inputs(both: Both) -> No
     offered(both, barrier(1))
     both.runner.offer_idle()
     assert both.cuts() == []
+
+
+def test_an_idle_stage_takes_an_aligned_barrier_that_is_all_its_inputs_have(both: Both) -> None:
+    """Rows behind the barrier do not matter, and the batch that reads them makes no marker for it."""
+    both.batch(0, position("a.main", 0), position("b.main", 0))
+    one, other = both.inputs
+    one.batch(barrier_id=1)
+    offered(both, barrier(1))
+    both.runner.offer_idle()
+    assert both.cuts() == []  # it has not come out of b
+    one.batch(7)
+    other.batch(barrier_id=1)
+    both.runner.offer_idle()
+    both.runner.offer_idle()
+    assert (both.written(), both.cuts()) == ([(0, None), (-1, 1)], [(1, 0)])
+    assert both.taken[0].positions == (position("a.main", 0), position("b.main", 0))
+    hint = TakenHint(both.note.path)
+    assert hint.look() and hint.newest == 1
+    both.batch(1, position("a.main", 2, 1), position("b.main", 0))
+    both.batch(2, position("a.main", 2, 1), position("b.main", 1, 1, True))
+    assert (both.written(), both.cuts()) == ([(0, None), (-1, 1), (1, None), (2, None)], [(1, 0)])
+
+
+def test_a_stage_takes_no_aligned_barrier_while_rows_stand_before_it(both: Both) -> None:
+    both.batch(0, position("a.main", 0), position("b.main", 0))
+    one, other = both.inputs
+    one.batch(barrier_id=1)
+    other.batch(7, barrier_id=1)
+    offered(both, barrier(1))
+    both.runner.offer_idle()
+    assert both.cuts() == []
+    both.batch(1, position("a.main", 0), position("b.main", 1, 1, True))
+    both.runner.offer_idle()
+    assert (both.written(), both.cuts()) == ([(0, None), (1, None), (-1, 1)], [(1, 1)])
+
+
+def test_a_stage_takes_no_aligned_barrier_before_its_first_batch_or_ahead_of_a_planned_one(
+    both: Both,
+) -> None:
+    for log in both.inputs:
+        log.batch(barrier_id=1)
+    offered(both, barrier(1))
+    both.runner.offer_idle()
+    both.plan(0, position("a.main", 0), position("b.main", 0))
+    both.runner.offer_idle()
+    assert both.cuts() == []
+
+
+def test_a_stage_with_sinks_alone_repeats_no_cut_that_it_took_where_it_stood(both: Both) -> None:
+    """No output tells of it."""
+    both.start("main")
+    both.runner._outputs.channels = []  # type: ignore[misc]
+    both.batch(0, position("a.main", 0), position("b.main", 0))
+    for log in both.inputs:
+        log.batch(barrier_id=1)
+    offered(both, barrier(1))
+    both.runner.offer_idle()
+    both.batch(1, position("a.main", 1, 1, True), position("b.main", 1, 1, True))
+    assert both.cuts() == [(1, 0)]
 
 
 @pytest.mark.parametrize(("there", "cuts"), [(True, [(1, 0)]), (False, [])])

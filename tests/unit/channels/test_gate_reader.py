@@ -29,6 +29,7 @@ from spark_abs.channels.gate import (
 )
 from spark_abs.channels.gate_facts import offset_lines
 from spark_abs.channels.schema import arrow_schema, conformed
+from spark_abs.channels.taken import TakenHint, TakenNote
 from spark_abs.codec import from_json, to_json
 from spark_abs.errors import AbortReason, DamageError
 from spark_abs.model import (
@@ -328,6 +329,51 @@ def test_an_abort_is_heard_of_though_its_commit_was_trimmed(root: Root) -> None:
     control.trim_log(0)
     assert not Path(root.path(f"control/_delta_log/{2:020d}.json")).exists()
     assert after(reader, mine) == (two, 7, False)
+
+
+def test_a_barrier_alone_is_left_to_the_agent_for_a_moment(root: Root, tmp_path: Path) -> None:
+    """The stage may be at its cut already: then no batch is planned for the barrier."""
+    log, stage = Log(root), Stage(root)
+    start, note = position("a.main", 0), TakenNote(str(tmp_path / "taken"))
+    reader = stage.reader(taken=note.path)
+    stage.planned(start)
+    barrier = log.batch(barrier_id=1)
+    assert after(reader, start) == (0, 0, False)
+    stage.clock.now = 2.0
+    assert after(reader, start) == (barrier, 1, True)  # nobody has taken it
+    note.write(CheckpointId(1))
+    assert after(reader, start) == (0, 0, False)
+    rows = log.batch(1)
+    assert after(reader, start) == (rows, 1, False)
+
+
+def test_no_barrier_is_left_to_an_agent_before_the_first_batch(root: Root, tmp_path: Path) -> None:
+    log, stage = Log(root), Stage(root)
+    barrier = log.batch(barrier_id=1)
+    reader = stage.reader(taken=str(tmp_path / "taken"))
+    assert after(reader, position("a.main", 0)) == (barrier, 1, True)
+
+
+def test_an_input_at_a_barrier_goes_on_once_its_stage_has_taken_it(root: Root, tmp_path: Path) -> None:
+    """The other input has nothing before the barrier, and stays before it."""
+    log, stage = Log(root), Stage(root)
+    one, two = log.batch(1, barrier_id=1), log.batch(2)
+    mine, note = position("a.main", one, 1, True), TakenNote(str(tmp_path / "taken"))
+    stage.planned(mine, position("b.main", 0))
+    reader = stage.reader(taken=note.path)
+    assert after(reader, mine) == (one, 1, True)
+    note.write(CheckpointId(1))
+    assert after(reader, mine) == (two, 1, False)
+
+
+def test_a_note_that_cannot_be_read_tells_nothing(tmp_path: Path) -> None:
+    hint = TakenHint(str(tmp_path / "taken"))
+    assert not hint.look()
+    (tmp_path / "taken").write_text("half a numb")
+    assert (hint.look(), hint.newest) == (False, 0)
+    TakenNote(hint._path).write(CheckpointId(7))
+    assert [hint.look(), hint.look(), hint.newest] == [True, False, 7]
+    TakenNote(str(tmp_path / "gone" / "taken")).write(CheckpointId(8))  # no more than a hint
 
 
 def test_blocked_until_the_checkpoint_becomes_unaligned(root: Root) -> None:
