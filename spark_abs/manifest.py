@@ -312,8 +312,8 @@ class Manifest:
     def in_flight(self) -> tuple[InFlight, ...]:
         """Return the entries between each stage's position and the barrier in its open inputs.
 
-        A stage that stands before an aligned barrier has taken it without a batch: no rows lie between, unless
-        they go round in a loop.
+        Before a barrier that is not unaligned lie no rows but those that go round in a loop: a stage that
+        stands before it has taken it without a batch.
         """
         cuts = self.channel_cuts()
         overtakes = self.mode is CheckpointMode.UNALIGNED

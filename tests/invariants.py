@@ -52,11 +52,16 @@ class Edge:
     closed: bool
     """Whether the consumer had read the channel to its end."""
     mode: CheckpointMode = CheckpointMode.ALIGNED
+    rowless: bool = False
+    """Whether the consumer stands before the barrier, and no rows lie between."""
 
     @property
     def may_lag(self) -> bool:
-        """Whether rows before the barrier may be in flight: part of the checkpoint, but of no state."""
-        return self.consumed.feedback or self.mode is CheckpointMode.UNALIGNED
+        """Whether the consumer may stand before the barrier.
+
+        Rows in between are in flight then: part of the checkpoint, but of no state.
+        """
+        return self.rowless or self.consumed.feedback or self.mode is CheckpointMode.UNALIGNED
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +123,8 @@ def require(wrong: Iterable[str], context: str = "") -> None:
 def consistent_cut(edges: Iterable[Edge]) -> Iterator[str]:
     """Invariant 1, by position: a consumer has read exactly what its producer had written at the cut.
 
-    Less, if the checkpoint is unaligned or the input a feedback edge (P17): what lies between is in flight.
+    Less, if no rows lie between, or the checkpoint is unaligned or the input a feedback edge (P17): then they
+    are in flight.
     More, if the checkpoint is at least once.
     Rows are compared with `same_rows`: what a stage's state and outputs hold at the checkpoint, against
     what the inputs make of it up to the recorded source offsets.

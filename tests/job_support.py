@@ -29,6 +29,7 @@ from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent
 from spark_abs.store.root import Root
 from tests.invariants import Edge, Outcome, consistent_cut, one_outcome, only_completed, require
+from tests.lagging import lags_without_rows
 
 EPOCH = 1_700_000_000
 """Second 0 of event time; files have rising modification times from here, so that they are read in order."""
@@ -185,7 +186,7 @@ def assert_tables_at_every_cut(
     """
     found = manifests(root)
     assert found, "no checkpoint was completed"
-    require(consistent_cut(edge for manifest in found for edge in _edges(manifest)))
+    require(consistent_cut(edge for manifest in found for edge in _edges(Path(root), manifest)))
     require(_outcomes(root, found))
     assert verify_state(Root(root), found) == ()
     for source, feed in feeds.items():
@@ -210,7 +211,7 @@ def _at_cut(table: Path, sink: str, manifest: Manifest) -> pa.Table:
     return rows.add_column(0, "checkpoint", pa.array([int(manifest.id)] * rows.num_rows, pa.int64()))
 
 
-def _edges(manifest: Manifest) -> Iterator[Edge]:
+def _edges(root: Path, manifest: Manifest) -> Iterator[Edge]:
     outputs = [(s.stage, o) for s in manifest.stages for o in s.outputs if o.kind == "channel"]
     produced = {channel_id(stage, o.output): o.version for stage, o in outputs}
     for snapshot in manifest.stages:
@@ -218,7 +219,10 @@ def _edges(manifest: Manifest) -> Iterator[Edge]:
             version = produced[position.channel]
             assert version is not None
             closed = position.is_closed(manifest.run)
-            yield Edge(manifest.id, position.channel, snapshot.stage, version, position, closed)
+            rowless = lags_without_rows(root, manifest, position, version)
+            yield Edge(
+                manifest.id, position.channel, snapshot.stage, version, position, closed, rowless=rowless
+            )
 
 
 def _outcomes(root: str, found: Sequence[Manifest]) -> Iterator[str]:

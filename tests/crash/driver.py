@@ -41,6 +41,10 @@ SHAPE = ("in_python", "through", "outside", "kinds", "shown")
 """What a start may say of the job that is declared."""
 
 
+_LOOK_S = 0.05
+_pause = threading.Event()
+
+
 class Events:
     """The way out; any thread may tell."""
 
@@ -93,8 +97,22 @@ class Walk:
         self.left = [[each] if isinstance(each, str) else list(each) for each in self.points]
 
     def __call__(self, name: str) -> None:
+        while name == "batch.events.read.before" and self._wants_barrier_with_rows():
+            _pause.wait(_LOOK_S)
         if self._parks(name):
             self.gathering.go.wait()
+
+    def _wants_barrier_with_rows(self) -> bool:
+        """Say whether a batch of the source waits for a barrier: stages take one without rows where they stand.
+
+        Then no batch of theirs is at its cut, for which a point may ask.
+        """
+        wanted = any(point.endswith(("@cut", "@barrier")) for group in self.left for point in group)
+        if not wanted:
+            return False
+        state = Control.open(Root(str(self.base / "root"))).state
+        known = [note["barrier"]["id"] for _, note, _ in self._entries("events.main") if note.get("barrier")]
+        return all(claim.barrier.id <= max(known, default=0) for claim in state.claims)
 
     def _parks(self, name: str) -> bool:
         """Say whether a thread waits here: the next point is here, or its job only waits to be killed."""

@@ -61,6 +61,7 @@ from tests.invariants import (
     same_order,
     same_rows,
 )
+from tests.lagging import lags_without_rows
 
 _SHAPES: Mapping[str, type[Event | Pair | Total]] = {"arrivals": Event, "pairs": Pair, "totals": Total}
 SINKS = tuple(_SHAPES)
@@ -103,7 +104,7 @@ def check_root(base: Path, sinks: Iterable[str], gone: Collection[str] = ()) -> 
     require(no_dead_work(_logged(base, state.job, sinks)))
     require(nothing_lost(*_reachable(base, state, manifests, gone)))
     for manifest in manifests:
-        require(consistent_cut(_edges(manifest)))
+        require(consistent_cut(_edges(base / "root", manifest)))
     return manifests
 
 
@@ -199,7 +200,7 @@ def _note(actions: list[dict[str, Any]]) -> dict[str, Any]:
     return note
 
 
-def _edges(manifest: Manifest) -> Iterator[Edge]:
+def _edges(root: Path, manifest: Manifest) -> Iterator[Edge]:
     produced = {
         Path(o.table).name: o.version for s in manifest.stages for o in s.outputs if o.kind == "channel"
     }
@@ -208,7 +209,10 @@ def _edges(manifest: Manifest) -> Iterator[Edge]:
             version = produced[position.channel]
             assert version is not None
             closed = position.is_closed(manifest.run)
-            yield Edge(manifest.id, position.channel, stage.stage, version, position, closed, manifest.mode)
+            rowless = lags_without_rows(root, manifest, position, version)
+            yield Edge(
+                manifest.id, position.channel, stage.stage, version, position, closed, manifest.mode, rowless
+            )
 
 
 def _rows_at(base: Path, manifest: Manifest) -> Iterator[str]:

@@ -47,7 +47,7 @@ def _cut(storage: Storage, row: Checkpoint) -> Iterator[str]:
     else:
         for stage in storage.graph:
             yield from _stage_cut(storage, row, stage, stage.id in repeats)
-    yield from consistent_cut(edge for edge in _edges(storage, row) if not _in_place(storage, row, edge))
+    yield from consistent_cut(_edges(storage, row))
 
 
 def _stage_cut(storage: Storage, row: Checkpoint, stage: Stage, repeats: bool) -> Iterator[str]:
@@ -107,15 +107,15 @@ def _same_as_now(storage: Storage, attempt: AttemptId, stage: Stage, cut: StageS
 
 def in_place(storage: Storage, row: Checkpoint) -> int:
     """Return how many open inputs stand before a barrier without rows in between, and no edge of a loop."""
-    edges = (edge for edge in _edges(storage, row) if not edge.closed and not edge.consumed.feedback)
-    return sum(_in_place(storage, row, edge) for edge in edges)
+    edges = _edges(storage, row)
+    return sum(edge.rowless and not edge.closed and not edge.consumed.feedback for edge in edges)
 
 
-def _in_place(storage: Storage, row: Checkpoint, edge: Edge) -> bool:
-    if edge.consumed.version >= edge.produced:
+def _rowless(storage: Storage, row: Checkpoint, position: Position, produced: Version) -> bool:
+    if position.version >= produced:
         return False
-    read = _visible(storage, row.attempt, edge.channel, edge.consumed.version)
-    return read == _visible(storage, row.attempt, edge.channel, edge.produced)
+    read = _visible(storage, row.attempt, position.channel, position.version)
+    return read == _visible(storage, row.attempt, position.channel, produced)
 
 
 def gaps(storage: Storage, row: Checkpoint) -> Iterator[int]:
@@ -157,7 +157,8 @@ def _edges(storage: Storage, row: Checkpoint) -> Iterator[Edge]:
         for position in row.snapshot(stage.id).positions:
             produced = storage.cut_version(row.id, position.channel)
             closed = position.is_closed(run.id)
-            yield Edge(row.id, position.channel, stage.id, produced, position, closed, row.mode)
+            rowless = _rowless(storage, row, position, produced)
+            yield Edge(row.id, position.channel, stage.id, produced, position, closed, row.mode, rowless)
 
 
 def _named(storage: Storage, row: Checkpoint) -> Iterator[NamedBytes]:

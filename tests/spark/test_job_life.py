@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -243,12 +244,24 @@ def test_an_exact_savepoint_is_the_last_thing_that_a_job_does(line: Line, start:
 
 def test_an_exact_savepoint_that_expires_lets_the_job_go_on(line: Line, start: Start) -> None:
     """It is aborted while a stage writes the batch of the cut: the stage must not stand still after it."""
-    line.failpoint = hold_until(
-        "batch.twice.handover.before", lambda: 1 in line.aborted() or not line.claimed()
-    )
+    has_rows = hold_until("batch.numbers.read.before", line.claimed)
+    expires = hold_until("batch.twice.handover.before", lambda: 1 in line.aborted() or not line.claimed())
+    through, began = threading.Event(), threading.Event()
+
+    def failpoint(at: str) -> None:
+        """Let the barrier come with rows: without any the stage would take it where it stands."""
+        if through.is_set() and at == "batch.numbers.read.before":
+            began.set()
+            has_rows(at)
+        expires(at)
+
+    line.failpoint = failpoint
     line.write(2)
     run = start(line.job(timeout="1s"))
     eventually(run, line.has_all, "the first rows through")
+    through.set()
+    line.write(1)
+    assert began.wait(60)
     with pytest.raises(Refused, match="sync_savepoint late was not taken: aborted: expired"):
         run.stop(savepoint="late")
     line.write(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -46,6 +47,7 @@ def file(found_size: int | None = 3, found_sha256: str | None = "abc") -> NamedB
 HOLDS = [
     pytest.param(consistent_cut([edge(5, 5)]), id="consumer and producer agree"),
     pytest.param(consistent_cut([edge(5, 4, closed=True)]), id="the consumer had read to the end"),
+    pytest.param(consistent_cut([replace(edge(5, 4), rowless=True)]), id="no rows lie between"),
     pytest.param(one_outcome([N(1), N(2)], [Outcome(N(1), False), Outcome(N(2), True)]), id="ids in order"),
     pytest.param(intact([file()]), id="bytes as named"),
     pytest.param(

@@ -156,7 +156,7 @@ def test_an_idle_stage_takes_an_aligned_barrier_that_is_all_its_inputs_have(both
     assert (both.written(), both.cuts()) == ([(0, None), (-1, 1)], [(1, 0)])
     assert both.taken[0].positions == (position("a.main", 0), position("b.main", 0))
     hint = TakenHint(both.note.path)
-    assert hint.look() and hint.newest == 1
+    assert (hint.look(), hint.newest) == (True, 1)
     both.batch(1, position("a.main", 2, 1), position("b.main", 0))
     both.batch(2, position("a.main", 2, 1), position("b.main", 1, 1, True))
     assert (both.written(), both.cuts()) == ([(0, None), (-1, 1), (1, None), (2, None)], [(1, 0)])
@@ -189,8 +189,7 @@ def test_a_stage_takes_no_aligned_barrier_before_its_first_batch_or_ahead_of_a_p
 
 def test_a_stage_with_sinks_alone_repeats_no_cut_that_it_took_where_it_stood(both: Both) -> None:
     """No output tells of it."""
-    both.start("main")
-    both.runner._outputs.channels = []  # type: ignore[misc]
+    both.runner._outputs.channels = ()
     both.batch(0, position("a.main", 0), position("b.main", 0))
     for log in both.inputs:
         log.batch(barrier_id=1)
