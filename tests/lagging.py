@@ -1,4 +1,4 @@
-"""Whether rows lie between a consumer's position and its producer's barrier, read from the log line by line."""
+"""Whether rows lie between a consumer's position and its producer's barrier, read from the log itself."""
 
 from __future__ import annotations
 

@@ -183,11 +183,14 @@ class Drain:
         self._await(has_ended, look)
 
     def _newest(self, stage: StageDecl) -> Mapping[ChannelId, Version]:
-        """Return the present end of each channel that a stage reads."""
+        """Return the last entry with rows in each channel that a stage reads, where it stands if it has none.
+
+        The stage may stay before barriers that it has taken without a batch.
+        """
         state, ends = self.control.state, dict[ChannelId, Version]()
         for position in self.stages[stage.name].runner.consumed():
             follower = follow(self.ctx.root, position.channel, channel_path(state, position.channel))
-            unread = (entry.version for entry in follower.after(position.version))
+            unread = (entry.version for entry in follower.after(position.version) if entry.files)
             last = max(unread, default=position.version)
             ends[position.channel] = max(last, ends.get(position.channel, last))
         return ends

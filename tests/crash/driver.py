@@ -103,7 +103,7 @@ class Walk:
             self.gathering.go.wait()
 
     def _wants_barrier_with_rows(self) -> bool:
-        """Say whether a batch of the source waits for a barrier: stages take one without rows where they stand.
+        """Say whether a batch of the source waits for a barrier: others take one without rows in place.
 
         Then no batch of theirs is at its cut, for which a point may ask.
         """

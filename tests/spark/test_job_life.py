@@ -264,6 +264,7 @@ def test_an_exact_savepoint_that_expires_lets_the_job_go_on(line: Line, start: S
     assert began.wait(60)
     with pytest.raises(Refused, match="sync_savepoint late was not taken: aborted: expired"):
         run.stop(savepoint="late")
+    through.clear()
     line.write(2)
     eventually(run, line.has_all, "rows after the savepoint through")
     run.stop()
