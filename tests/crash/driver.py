@@ -7,6 +7,7 @@ whatever point comes next. A point is the name of a fault point, and after `@` w
 
     cut       the stage stands at an open barrier with all inputs
     barrier   the newest batch in the channel of `events` carries a barrier
+    rows      the newest barrier in that channel came with a batch: stages take one without rows in place
     later     there is a checkpoint to go back to
     fresh     the stage reads, or has read, rows that this run has put into its channels
 """
@@ -103,11 +104,11 @@ class Walk:
             self.gathering.go.wait()
 
     def _wants_barrier_with_rows(self) -> bool:
-        """Say whether a batch of the source waits for a barrier: others take one without rows in place.
+        """Say whether a batch of the source waits for a barrier, so that other stages take it with a batch.
 
-        Then no batch of theirs is at its cut, for which a point may ask.
+        A point may ask for that batch.
         """
-        wanted = any(point.endswith(("@cut", "@barrier")) for group in self.left for point in group)
+        wanted = any(point.endswith(("@cut", "@rows", "@barrier")) for group in self.left for point in group)
         if not wanted:
             return False
         state = Control.open(Root(str(self.base / "root"))).state
@@ -142,6 +143,8 @@ class Walk:
                 return self._at_cut(name.split(".")[1])
             case "barrier":
                 return self._carries_barrier()
+            case "rows":
+                return self._came_with_rows()
             case "later":
                 return bool(self._completed())
             case "fresh":
@@ -178,6 +181,11 @@ class Walk:
             if note.get("batch", NO_BATCH) >= 0:
                 return "barrier" in note
         return False
+
+    def _came_with_rows(self) -> bool:
+        entries = reversed(self._entries("events.main"))
+        found = (note.get("batch", NO_BATCH) >= 0 for _, note, _ in entries if note.get("barrier"))
+        return next(found, False)
 
     def _entries(self, channel: str) -> list[tuple[int, dict[str, Any], bool]]:
         """Return the version and note of each entry of a channel, and whether it has rows."""
