@@ -5,9 +5,8 @@ Several jobs run side by side, each on a root and with points of its own: when a
 kills itself and all that it started. A job that has arrived stands still meanwhile: its other threads wait at
 whatever point comes next. A point is the name of a fault point, and after `@` what must hold:
 
-    cut       the stage stands at an open barrier with all inputs
+    cut       the stage stands at an open barrier with all inputs; no stage of such a job takes one in place
     barrier   the newest batch in the channel of `events` carries a barrier
-    rows      the newest barrier in that channel came with a batch: stages take one without rows in place
     later     there is a checkpoint to go back to
     fresh     the stage reads, or has read, rows that this run has put into its channels
 """
@@ -30,6 +29,8 @@ from pyspark.sql import SparkSession
 import spark_abs
 from spark_abs.manifests.manifest_table import Checkpoints, Summary
 from spark_abs.model import NO_BATCH, Position, StageId, positions_of
+from spark_abs.plan.graph import StageDecl
+from spark_abs.run.launch import Launch
 from spark_abs.run.run import Run
 from spark_abs.spark.session import spark_session
 from spark_abs.store.control import Control
@@ -40,10 +41,6 @@ from tests.jvm import java_options
 
 SHAPE = ("in_python", "through", "outside", "kinds", "shown")
 """What a start may say of the job that is declared."""
-
-
-_LOOK_S = 0.05
-_pause = threading.Event()
 
 
 class Events:
@@ -98,22 +95,8 @@ class Walk:
         self.left = [[each] if isinstance(each, str) else list(each) for each in self.points]
 
     def __call__(self, name: str) -> None:
-        while name == "batch.events.read.before" and self._wants_barrier_with_rows():
-            _pause.wait(_LOOK_S)
         if self._parks(name):
             self.gathering.go.wait()
-
-    def _wants_barrier_with_rows(self) -> bool:
-        """Say whether a batch of the source waits for a barrier, so that other stages take it with a batch.
-
-        A point may ask for that batch.
-        """
-        wanted = any(point.endswith(("@cut", "@rows", "@barrier")) for group in self.left for point in group)
-        if not wanted:
-            return False
-        state = Control.open(Root(str(self.base / "root"))).state
-        known = [note["barrier"]["id"] for _, note, _ in self._entries("events.main") if note.get("barrier")]
-        return all(claim.barrier.id <= max(known, default=0) for claim in state.claims)
 
     def _parks(self, name: str) -> bool:
         """Say whether a thread waits here: the next point is here, or its job only waits to be killed."""
@@ -143,8 +126,6 @@ class Walk:
                 return self._at_cut(name.split(".")[1])
             case "barrier":
                 return self._carries_barrier()
-            case "rows":
-                return self._came_with_rows()
             case "later":
                 return bool(self._completed())
             case "fresh":
@@ -182,11 +163,6 @@ class Walk:
                 return "barrier" in note
         return False
 
-    def _came_with_rows(self) -> bool:
-        entries = reversed(self._entries("events.main"))
-        found = (note.get("batch", NO_BATCH) >= 0 for _, note, _ in entries if note.get("barrier"))
-        return next(found, False)
-
     def _entries(self, channel: str) -> list[tuple[int, dict[str, Any], bool]]:
         """Return the version and note of each entry of a channel, and whether it has rows."""
         found = []
@@ -196,6 +172,19 @@ class Walk:
             note = json.loads(texts[0]) if texts and texts[0] else {}
             found.append((int(file.stem), note, any("add" in action for action in actions)))
         return found
+
+
+def only_with_batches(base: Path) -> None:
+    """Let the stages of a job take every barrier with a batch, as stages do that also read a source.
+
+    Whether rows come with a barrier is a matter of moments, and one without is taken where a stage stands.
+    """
+    uri, noted = Root(str(base / "root")).uri, Launch._note
+
+    def note(self: Launch, stage: StageDecl) -> str:
+        return "" if self._ctx.root.uri == uri else noted(self, stage)
+
+    Launch._note = note  # type: ignore[method-assign]
 
 
 class Driver:
@@ -237,6 +226,8 @@ class Driver:
         # The points of barriers come again and again, also when all rows are through.
         checkpoint = {"interval": "500ms", "skipUnchanged": False, **options.pop("checkpoint", {})}
         config = {"checkpoint": checkpoint, **options.pop("config", {})}
+        if any(point.endswith("@cut") for group in walk.left for point in group):
+            only_with_batches(walk.base)
         shape = {name: options.pop(name) for name in SHAPE if name in options}
         session = self._spark.newSession()
         for key, value in options.pop("spark", {}).items():

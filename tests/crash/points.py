@@ -37,13 +37,13 @@ ROUNDS: Sequence[Round] = (
     Round(("start.run.after",)),
     Round(("start.channels.after",)),
     # The batch function of a source and of a stage at its cut; capture and acknowledgement of the source.
-    Round(("capture.events.await.before@rows", "batch.pair.wait.before@cut", "batch.events.wait.before")),
-    Round(("capture.events.copy.before@rows", "batch.pair.read.before@cut", "batch.events.read.before")),
+    Round(("capture.events.await.before", "batch.pair.wait.before@cut", "batch.events.wait.before")),
+    Round(("capture.events.copy.before", "batch.pair.read.before@cut", "batch.events.read.before")),
     Round(("batch.pair.find.before@cut", "batch.events.find.before")),
-    Round(("capture.events.copy.after@rows", "batch.pair.files.before@cut", "batch.events.files.before")),
+    Round(("capture.events.copy.after", "batch.pair.files.before@cut", "batch.events.files.before")),
     # A start again, of the last job in its process: while it is held there no query of another one starts.
     Round(("start.pair.query.after",)),
-    Round(("ack.events.before@rows", "batch.pair.files.after@cut", "batch.events.files.after")),
+    Round(("ack.events.before", "batch.pair.files.after@cut", "batch.events.files.after")),
     Round(("batch.pair.commit-main.after@cut", "batch.events.commit-main.after")),
     Round(("batch.pair.commit-pairs.after@cut", "batch.events.commit-orders.after")),
     Round(("batch.pair.handover.after@cut", "batch.events.commit-arrivals.after")),
