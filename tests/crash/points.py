@@ -87,9 +87,9 @@ ROUNDS: Sequence[Round] = (
     # The agents of stages that take a barrier where they stand.
     Round(("agent.pair.commit.before", "batch.events.wait.before")),
     Round(("agent.pair.commit-main.after", "batch.pair.wait.before")),
-    Round(("agent.pair.commit.after", "batch.pair.read.before")),
+    Round(("agent.pair.commit.after", "batch.tail.read.before")),
     Round(("agent.tail.commit.before", "batch.pair.commit-main.after")),
-    Round(("agent.tail.commit.after", "batch.tail.read.before")),
+    Round(("agent.tail.commit.after", "batch.pair.read.before")),
     # The end of a bounded run.
     Round(("end.events.before",), BOUNDED),
     Round(("end.events.after",), BOUNDED),
