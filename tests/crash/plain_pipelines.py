@@ -15,16 +15,14 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
-from pyspark.sql.streaming.state import GroupState
 
 SCHEMA = "k long, seq long, v long"
 ROCKS = {
@@ -71,16 +69,6 @@ class Pipeline:
                 lambda: self.merging("latest", self.reads("bronze")),
                 lambda: self.into("totals", self.totals(self.reads("bronze")), "complete"),
             ],
-            "join": [
-                lambda: self.into("bronze", self.files("in1")),
-                lambda: self.into("silver", self.pairs(self.reads("bronze"), self.files("in2"))),
-                silver[1],
-            ],
-            "state": [
-                lambda: self.into("bronze", self.files("in1")),
-                lambda: self.into("silver", self.counted(self.reads("bronze"))),
-                silver[1],
-            ],
             "kafka": [lambda: self.into("bronze", self.records()), *silver],
         }[self.name.partition("+")[0]]
 
@@ -102,18 +90,6 @@ class Pipeline:
 
     def totals(self, frame: DataFrame) -> DataFrame:
         return frame.groupBy("k").agg(F.count("*").alias("n"), F.sum("v").alias("v"))
-
-    def pairs(self, left: DataFrame, right: DataFrame) -> DataFrame:
-        """Join two streams whose rows have a second each; state of the seconds before is dropped."""
-        first = left.withColumn("t", F.timestamp_seconds("seq")).withWatermark("t", "30 seconds")
-        second = right.select(F.timestamp_seconds(F.col("seq") - 10**6).alias("u"), F.col("v").alias("w"))
-        joined = first.join(second.withWatermark("u", "30 seconds"), F.expr("t = u"))
-        return joined.selectExpr("k", "seq", "v + w AS v")
-
-    def counted(self, frame: DataFrame) -> DataFrame:
-        """Number the rows of each key."""
-        keyed = frame.groupBy("k")
-        return keyed.applyInPandasWithState(number_rows, SCHEMA, "n long", "append", "NoTimeout")
 
     def into(self, table: str, frame: DataFrame, mode: str = "append", query: str = "") -> StreamingQuery:
         return self.writer(query or table, frame.writeStream.format("delta").outputMode(mode)).start(
@@ -152,14 +128,6 @@ class Pipeline:
             table.name: sorted(map(list, self.spark.read.format("delta").load(str(table)).collect()))
             for table in sorted((self.base / "t").iterdir())
         }
-
-
-def number_rows(key: tuple[int], frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-    (before,) = state.get if state.exists else (0,)
-    numbers = sorted(seq for frame in frames for seq in frame["seq"])
-    after = before + len(numbers)
-    state.update((after,))
-    yield pd.DataFrame({"k": key[0], "seq": numbers, "v": range(before + 1, after + 1)})
 
 
 def kafka(what: str) -> Any:
