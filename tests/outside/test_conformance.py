@@ -116,8 +116,16 @@ def _pairs(rows: pa.Table) -> list[Row]:
     return list(zip(rows["id"].to_pylist(), rows["text"].to_pylist(), strict=True))
 
 
-@pytest.mark.parametrize("kind", kinds())
-def test_every_kind_has_every_row_once(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+CASES = [
+    *(pytest.param(kind, None, id=kind) for kind in kinds()),
+    pytest.param("kafka", 17, id="kafka, stopped more often", marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize(("kind", "every"), CASES)
+def test_every_kind_has_every_row_once(
+    kind: str, every: int | None, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     target: Target = request.getfixturevalue(kind)
     settings, root = to_json(target.config), Root(str(tmp_path / "root"))
 
@@ -127,4 +135,4 @@ def test_every_kind_has_every_row_once(kind: str, tmp_path: Path, request: pytes
         return made
 
     steps = [*(str(PACKAGE / kind / f"{name}.py") for name in target.steps), marked.__file__]
-    check(sink, target.read, modules=steps, every=target.every)
+    check(sink, target.read, modules=steps, every=every or target.every)
