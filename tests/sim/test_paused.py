@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 
-from spark_abs.model import BatchId
+from spark_abs.model import BatchId, StageId, channel_id
 from tests.sim.test_simulation import violated
+from tests.simulator.cluster import LATE, Stage
 from tests.simulator.parts import Evaluating, Parts, unwritten
 from tests.simulator.simulate import FIVE, simulate
+
+
+TWO_CHANNELS = (
+    Stage(StageId("a"), native=12, outputs=("main", LATE), sink=True),
+    Stage(StageId("b"), (channel_id("a"), channel_id("a", LATE)), join=True, outputs=(), sink=True),
+)
 
 
 def test_paused_sources_survive_everything() -> None:
@@ -27,4 +34,4 @@ def test_paused_sources_survive_everything() -> None:
 
 def test_a_pause_that_holds_a_batch_of_which_an_output_has_a_part_is_caught() -> None:
     """A barrier ahead of that batch would stand behind its rows in one channel."""
-    assert violated(Parts(may_hold=lambda *_: True)) != "-"
+    assert violated(Parts(may_hold=lambda *_: True), TWO_CHANNELS) != "-"

@@ -33,6 +33,8 @@ class Step:
     """How many records each source had planned to read by then: all after them is read by this job."""
     finished: Mapping[str, int]
     """Up to which record each source had finished by then."""
+    frozen: bool = False
+    """Whether a driver from before may wake: a sink that has left the job has no fence against it."""
 
 
 @dataclass
@@ -48,6 +50,13 @@ class Life:
     """All names by which its rows may have come."""
     until: int | None = None
     """Records from here on cannot be there; None if it has not ended."""
+    woken: bool = False
+    """Whether a driver from before its end may have brought later records, too."""
+
+
+    def reaches(self, number: int) -> bool:
+        """Say whether a record may have come before its end."""
+        return self.until is None or self.woken or number < self.until
 
 
 def lives(history: Sequence[Step]) -> Mapping[str, list[Life]]:
@@ -68,7 +77,7 @@ def lives(history: Sequence[Step]) -> Mapping[str, list[Life]]:
                     life.name = way[1]
                     life.names |= called[way[1]]
                 else:
-                    life.until = step.planned.get(life.name[0][0], 0)
+                    life.until, life.woken = step.planned.get(life.name[0][0], 0), step.frozen
         for (table, path), count in there.items():
             source = path[0][0]
             since = step.planned.get(source, 0) if number else 0
@@ -165,7 +174,7 @@ def _grouped(known: list[Life]) -> Iterator[list[Life]]:
 def _uncovered(where: str, had: Counter[int], group: Sequence[Life], domain: range) -> Iterator[str]:
     for number in domain:
         least = sum(life.until is None and number >= life.since for life in group)
-        most = sum(number >= life.least and (life.until is None or number < life.until) for life in group)
+        most = sum(number >= life.least and life.reaches(number) for life in group)
         if not least <= had[number] <= most:
             yield f"4: {where}: record {number} is there {had[number]} times, not {least} to {most}"
             return
