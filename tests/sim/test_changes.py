@@ -40,6 +40,7 @@ from tests.simulator.parts import Parts, Sinks
 
 SEEDS = range(150)
 TWO_ROOTS = range(40)
+OF_DEFECTS = (*SEEDS, *range(500, 550))
 
 
 @pytest.mark.parametrize("block", range(3))
@@ -262,7 +263,7 @@ DEFECTS = {
 
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_defect_is_found(defect: str) -> None:
-    assert violated(DEFECTS[defect], simulate_changes, SEEDS)
+    assert violated(DEFECTS[defect], simulate_changes, OF_DEFECTS)
 
 
 def test_a_sink_that_moves_over_unread_rows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from tests.simulator.cluster import LATE, Stage
 from tests.simulator.parts import Evaluating, Parts, unwritten
 from tests.simulator.simulate import FIVE, simulate
 
-
 TWO_CHANNELS = (
     Stage(StageId("a"), native=12, outputs=("main", LATE), sink=True),
     Stage(StageId("b"), (channel_id("a"), channel_id("a", LATE)), join=True, outputs=(), sink=True),

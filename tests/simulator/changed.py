@@ -94,7 +94,7 @@ class ChangingDriver(Driver):
         return handed or any(found and min(found) >= barrier.id for found in (stands, marks))
 
     def _start(self, stage: Stage) -> None:
-        _require_own(stage, self.storage.native[self.storage.state.attempt.id, stage.id])
+        _require_own(stage, self.storage.native[self.run.attempt, stage.id])
         super()._start(stage)
 
 
