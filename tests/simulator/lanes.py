@@ -53,7 +53,6 @@ class Life:
     woken: bool = False
     """Whether a driver from before its end may have brought later records, too."""
 
-
     def reaches(self, number: int) -> bool:
         """Say whether a record may have come before its end."""
         return self.until is None or self.woken or number < self.until
