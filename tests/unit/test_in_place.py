@@ -126,9 +126,7 @@ def test_an_input_at_a_barrier_that_was_taken_does_not_wait() -> None:
     stage.write("a", rows=1, marker=1)
     stage.write("a", rows=1)
     stage.batch()
-    assert decided(stage, 0, 1) == Advance(
-        replace(stage.positions[0], version=Version(2), at_barrier=False)
-    )
+    assert decided(stage, 0, 1) == Advance(replace(stage.positions[0], version=Version(2), at_barrier=False))
 
 
 def test_a_batch_past_a_barrier_that_was_taken_repeats_no_cut() -> None:
