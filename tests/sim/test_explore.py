@@ -189,7 +189,7 @@ def test_a_tracker_that_does_not_wait_for_the_last_input() -> None:
     """What is before the barrier on the slower input is in no state, and the source will not repeat it."""
     broken = Parts(emission=cuts_at_the_first)
     counted = CheckpointMode.AT_LEAST_ONCE
-    found = violation(System(two_inputs(0, 0), checkpoints=1, mode=counted, parts=broken))
+    found = violation(System(two_inputs(1, 0), checkpoints=1, mode=counted, parts=broken))
     assert "only, the producer's cut is at" in found.wrong
 
 
