@@ -216,6 +216,9 @@ def test_the_plan_says_whether_a_stage_works_row_by_row(
 class Quiet:
     """A job of which one stage works row by row, and another keeps state; each has a function.
 
+    The first also reads a source in which nothing comes: a stage that reads channels alone takes a barrier
+    without rows where it stands.
+
     numbers ─┬─ even ─┬─ after ── table after
              │        ├─ table even
              │        └─ function told
@@ -230,6 +233,7 @@ class Quiet:
 
     def __post_init__(self) -> None:
         self.feed = Feed(self.spark, self.base / "feed", "id long")
+        self.silent = Feed(self.spark, self.base / "silent", "id long")
 
     def failpoint(self, point: str) -> None:
         if point == self.fails_at:
@@ -239,7 +243,8 @@ class Quiet:
         job = Job("quiet", root=str(self.base / "root"), spark=self.spark, interval="1h")
         job.failpoint = self.failpoint
         numbers = job.source("numbers", self.feed.stream())
-        even = job.stage("even", [numbers], lambda frame: frame.where("id % 2 = 0"))
+        beside = self.silent.stream()
+        even = job.stage("even", [numbers, beside], lambda one, two: one.union(two).where("id % 2 = 0"))
         counts = job.stage("counts", [numbers], lambda f: f.groupBy("id").count(), output_mode="update")
         job.sink("after", job.stage("after", [even], lambda frame: frame), table=str(self.base / "after"))
         job.sink("even", even, table=str(self.base / "even"))
@@ -266,7 +271,7 @@ class Quiet:
 def test_a_barrier_without_rows_evaluates_nothing_and_calls_no_function(
     spark: SparkSession, tmp_path: Path, start: Start
 ) -> None:
-    """Where state is kept the frame may have rows all the same: of a window that ends, or of a timer."""
+    """Neither where a batch carries it, nor where the stage has none for it."""
     quiet = Quiet(spark, tmp_path)
     quiet.write(1, 2, 4)
     run = start(quiet.declare())
@@ -274,11 +279,13 @@ def test_a_barrier_without_rows_evaluates_nothing_and_calls_no_function(
     run.checkpoint()
     told, counted = (tuple(rows) for rows in quiet.given.values())
     jobs, batches = quiet.spark_jobs(run, "even"), newest_batch(quiet, "even")
+    without = newest_batch(quiet, "counts")
     for _ in range(2):
         run.checkpoint()
-    assert quiet.given == {"told": [*told], "counted": [*counted, 0, 0]}
+    assert quiet.given == {"told": [*told], "counted": [*counted]}
     assert quiet.spark_jobs(run, "even") == jobs
     assert newest_batch(quiet, "even") == batches + 2
+    assert newest_batch(quiet, "counts") == without
     quiet.write(6, 7)
     eventually(run, lambda: sum(quiet.given["told"]) == 3, "the row that is new")
     run.checkpoint()
