@@ -65,9 +65,15 @@ class KeptCut:
         return tuple(file for file in self.parts[uri].files if file.path != METADATA)
 
     def is_of(self, tables: Sequence[TableFacts]) -> bool:
-        """Say whether each table still has the rows that it had at the cut: no rewind has undone them."""
+        """Say whether each table still has the rows that it had at the cut.
+
+        It has not if a rewind has undone them, or if the table was dropped and made anew where it was.
+        """
+        ids = {table.uri: table.id for table in tables}
         paths = {table.id: {commit.version for commit in table.path} for table in tables}
         outputs = [output for part in self.parts.values() for output in part.outputs]
+        if any(ids.get(output.table, output.table_id) != output.table_id for output in outputs):
+            return False
         return all(
             output.version in paths[output.table_id]
             for output in outputs

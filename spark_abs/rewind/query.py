@@ -333,8 +333,12 @@ def _times(place: Place, log: str) -> dict[int, int]:
 
 def _text(place: Place, batch: int) -> str | None:
     """Return the text of a batch's offsets, None if Spark has deleted it since the listing."""
-    data = place.read(f"offsets/{batch}")
-    return None if data is None else data.decode()
+    path = f"offsets/{batch}"
+    data = place.read(path)
+    try:
+        return None if data is None else data.decode()
+    except UnicodeDecodeError as error:
+        raise DamageError(f"{place}/{path} is not text: {error}") from error
 
 
 def is_still(query: QueryFacts) -> bool:

@@ -121,7 +121,7 @@ def watching(root: Root, keep: Keep, failpoint: Failpoint = no_failpoint) -> Ite
             failpoint("watch.fence.after")
             storage = StateStorage.open(root, WATCHED_JOB, run, checkpoints.load_all(), failpoint)
             yield Watcher(root, control, checkpoints, storage, keep=keep, failpoint=failpoint)
-    except AbsError as error:
+    except Exception as error:
         how = f"failed: {error}".partition("\n")[0]
         raise
     finally:

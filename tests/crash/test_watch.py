@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from spark_abs.cuts.cut import NoAlignedCut
 from spark_abs.errors import DamageError, Fenced, Refused, RunAlive
@@ -265,3 +266,45 @@ def test_a_root_of_a_job_is_neither_watched_nor_rewound_to(tmp_path: Path) -> No
         world.watch()
     with pytest.raises(Refused, match="is the root of job 'shop'"):
         world.kept()
+
+
+def test_a_cut_of_a_table_that_was_made_anew_since_is_not_gone_back_to(tmp_path: Path) -> None:
+    """The new table has no rows of before: they would be lost."""
+    world = WatchedWorld(tmp_path / "live", "chain", 3, 120)
+    world.run(15)
+    world.settle()
+    world.watch()
+    (then,) = world.kept()
+    gold = tmp_path / "live/t/gold"
+    schema = DeltaTable(str(gold)).schema()
+    shutil.rmtree(gold)
+    DeltaTable.create(str(gold), schema)
+    world.run(60)
+    world.settle()
+    world.watch()
+    world.purge(retained=3)
+    with pytest.raises(NoAlignedCut, match="the logs of the tables fit none of them"):
+        world.prepare(at=then)
+
+
+def test_a_watcher_that_ends_with_an_error_of_the_store_has_failed(tmp_path: Path) -> None:
+    world = WatchedWorld(tmp_path / "live", "chain", 3, 40)
+    world.run(15)
+    world.settle()
+
+    def full(point: str) -> None:
+        if point == "watch.manifest.before":
+            raise OSError("no space left on the device")
+
+    with pytest.raises(OSError, match="no space"):
+        world.watch(failpoint=full)
+    assert Control.open(world.root).state.runs[-1].ended == "failed: no space left on the device"
+
+
+def test_an_offset_file_that_is_not_text_is_damage(tmp_path: Path) -> None:
+    world = WatchedWorld(tmp_path / "live", "chain", 3, 40)
+    world.run(15)
+    newest = max((tmp_path / "live/c/silver/offsets").iterdir(), key=lambda file: int(file.name))
+    newest.write_bytes(newest.read_bytes() + b"\xc3")
+    with pytest.raises(DamageError, match=f"offsets/{newest.name} is not text"):
+        world.prepare()
