@@ -72,6 +72,8 @@ def watch(
     from spark_abs.watch.pins import warnings
 
     out, words, pause_s = ctx.out, _words(keep or KEEP), milliseconds(every, f"--every {every}") / 1000
+    if not pause_s:
+        raise UsageError(f"--every {every}: a look needs time; give 1s or more")
 
     def given() -> tuple[tuple[Place, ...], tuple[Place, ...]]:
         return checkpoints_at(checkpoints, root.storage), tables_at(tables, root.storage)
@@ -127,6 +129,8 @@ def _show(done: Round, out: Output) -> None:
 
 
 def _words(keep: tuple[str, ...]) -> Keep:
+    if not "".join(keep).strip():
+        raise UsageError("--keep '' says nothing: leave it out for the default, or give words as 24h:all")
     try:
         return keep_words(" ".join(keep))
     except ValueError as error:

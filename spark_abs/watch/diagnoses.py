@@ -119,7 +119,8 @@ def _away(facts: WatchedFacts) -> Iterator[Diagnosis]:
     yield Diagnosis(
         "watcher-away",
         f"No watcher is at work{how}; {_newest(facts)}{why}",
-        "Start it again with the checkpoint directories and tables of its queries",
+        "Start it again with the checkpoint directories and tables of its queries, and with the --keep that "
+        "it had: without it, cuts are deleted that the default does not keep",
         _watch(facts),
     )
 
@@ -128,7 +129,9 @@ def _passed_over(facts: WatchedFacts) -> Iterator[Diagnosis]:
     if facts.status.alive is None or not facts.overdue:
         return
     aborted = facts.status.last_aborted
-    last = f"; cut {aborted.id} was given up: {aborted.detail}" if aborted is not None else ""
+    newest = facts.status.last
+    since = aborted is not None and (newest is None or newest.id is None or aborted.id > newest.id)
+    last = f"; cut {aborted.id} was given up: {aborted.detail}" if aborted is not None and since else ""
     yield Diagnosis(
         "cuts-passed-over",
         f"A watcher is at work, there has been a newer cut for more than {length(_OVERDUE_MS)}, and "
@@ -174,7 +177,7 @@ def _lost(facts: WatchedFacts) -> Iterator[Diagnosis]:
             "has deleted their files before a look",
             "Look more often (--every), or let the query keep more batches "
             "(spark.sql.streaming.minBatchesToRetain)",
-            _watch(facts),
+            _watch(facts) if facts.status.alive is None else "",
         )
 
 

@@ -106,6 +106,8 @@ def test_tables_that_are_cleaned_up_sooner_are_named(world: WatchedWorld) -> Non
     [
         (["--once", "--keep", "7d"], "--keep 7d: '7d': expected a number", 2),
         (["--every", "soon"], "--every soon: expected a duration", 2),
+        (["--every", "0s"], "a look needs time", 2),
+        (["--keep", ""], "says nothing", 2),
     ],
 )
 def test_wrong_calls_are_named(world: WatchedWorld, arguments: list[str], said: str, exits: int) -> None:
