@@ -126,11 +126,16 @@ def test_a_stage_passes_a_cancel_marker_on_where_the_barrier_would_be(pair: Pair
 
     The time is taken from it while the job runs. The next one does not copy again what it had copied.
     """
-    told, seen = threading.Event(), set[str]()
+    told, through, seen = threading.Event(), threading.Event(), set[str]()
     hold = hold_until("batch.both.find.before", lambda: pair.claimed() == 0 or told.is_set())
+    sources = {f"batch.{name}.read.before" for name in ("left", "right")}
 
     def failpoint(at: str) -> None:
-        seen.add(at)
+        """Let the barrier come with rows: without any the stages would take it where they stand."""
+        if through.is_set():
+            seen.add(at)
+            if at in sources:
+                hold_until(at, pair.claimed)(at)
         hold(at)
 
     pair.failpoint = failpoint
@@ -138,6 +143,10 @@ def test_a_stage_passes_a_cancel_marker_on_where_the_barrier_would_be(pair: Pair
         pair.write(feed)
     run = start(pair.job())
     eventually(run, pair.has_all, "the first rows through")
+    through.set()
+    for feed in (pair.left, pair.right):
+        pair.write(feed)
+    eventually(run, lambda: sources <= seen, "batches that carry the barrier")
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(run.checkpoint)
         eventually(
@@ -152,6 +161,7 @@ def test_a_stage_passes_a_cancel_marker_on_where_the_barrier_would_be(pair: Pair
     eventually(run, lambda: pair.markers("both"), "a marker in the channel of `both`")
     assert pair.markers("left") == pair.markers("right") == [("barrier", 1)]
     assert pair.markers("both") == [("cancel", 1)]
+    through.clear()
     for feed in (pair.left, pair.right):
         pair.write(feed)
     eventually(run, pair.has_all, "all rows through")
