@@ -98,8 +98,9 @@ def diagnoses(facts: Facts, limits: Limits = LIMITS) -> tuple[Diagnosis, ...]:
     return tuple(found)
 
 
-def _command(facts: Facts, verb: str, *arguments: str) -> str:
-    return " ".join(["spark-abs", verb, shlex.quote(facts.root), *arguments])
+def typed(root: str, verb: str, *arguments: str) -> str:
+    """Return a command for a root as it is typed. The root is quoted, `arguments` are as they are given."""
+    return " ".join(["spark-abs", verb, shlex.quote(root), *arguments])
 
 
 def _paused(facts: Facts, _: Limits) -> Iterator[Diagnosis]:
@@ -110,7 +111,7 @@ def _paused(facts: Facts, _: Limits) -> Iterator[Diagnosis]:
             f"{paused_said(facts.paused, facts.now_ms)}; {names} read nothing until somebody resumes them, "
             "also after a restart",
             "If the reason for the pause is gone, let them read again",
-            _command(facts, "resume"),
+            typed(facts.root, "resume"),
         )
 
 
@@ -122,7 +123,7 @@ def _no_progress(facts: Facts, limits: Limits) -> Iterator[Diagnosis]:
                 without_progress(stage),
                 "Repair the cause; if the rows of the batch are at fault, see 'A batch that always fails' in "
                 "`spark-abs guide failures`",
-                _command(facts, "history", "--limit", "20"),
+                typed(facts.root, "history", "--limit", "20"),
                 stage.stage,
             )
 
@@ -137,7 +138,7 @@ def _dormant(facts: Facts, _: Limits) -> Iterator[Diagnosis]:
             f"Query {stage.stage} does not run, and others at this root do: new checkpoints repeat its part "
             f"{part if stage.checkpoint is not None else 'unchanged'}",
             "Start it again; if it is gone for good, forget it",
-            _command(facts, "forget", stage.stage),
+            typed(facts.root, "forget", stage.stage),
             stage.stage,
         )
 
@@ -160,13 +161,13 @@ def _aborted(facts: Facts, limits: Limits) -> Iterator[Diagnosis]:
         last = f"the last one was completed {length(facts.now_ms - facts.last_completed_ms)} ago"
     first = next((stage for stage in facts.stages if stage.first), None)
     why = f": now {first.stage} is late: {first.waiting}" if first is not None else f": {aborted.detail}"
-    then, command = "Remove the cause that is named", _command(facts, "status", "--watch")
+    then, command = "Remove the cause that is named", typed(facts.root, "status", "--watch")
     timeout = facts.setting_ms("timeout_ms")
     if aborted.reason == "expired" and timeout is not None:
         then = f"Remove the cause that is named, or give checkpoints more time than {length(timeout)}"
         slowest = max((batch_ms(stage, facts.now_ms) for stage in facts.activities), default=0)
         wanted = 3 * max(timeout, slowest)
-        command = _command(facts, "set", f"timeout={wanted // SECOND}s")
+        command = typed(facts.root, "set", f"timeout={wanted // SECOND}s")
     yield Diagnosis(
         "checkpoints-aborted",
         f"The last {aborted.number} checkpoints were aborted ({aborted.reason}), {last}{why}",
@@ -206,7 +207,7 @@ def _slow_sinks(facts: Facts, _: Limits) -> Iterator[Diagnosis]:
             f"begins every {length(interval)} and waits for it",
             f"Make {_WORK_OF[phase]} faster, give it smaller batches ({_smaller_batches(facts)}), or "
             "checkpoint less often",
-            _command(facts, "set", f"interval={_seconds(2 * whole)}"),
+            typed(facts.root, "set", f"interval={_seconds(2 * whole)}"),
             stage.stage,
         )
 
@@ -231,7 +232,7 @@ def _interval(facts: Facts, _: Limits) -> Iterator[Diagnosis]:
         f"{length(interval)}: each checkpoint waits for that batch, and the next one is due before it is "
         "complete",
         f"Checkpoint less often, or make the batches smaller ({_smaller_batches(facts)})",
-        _command(facts, "set", f"interval={_seconds(2 * took)}"),
+        typed(facts.root, "set", f"interval={_seconds(2 * took)}"),
         slowest.stage,
     )
 
@@ -265,7 +266,7 @@ def _hot_key(facts: Facts, found: Partitions, largest: int, middle: int) -> Diag
         "it, and one task does their work",
         "Look for the largest keys (--export TABLE writes all of them), bound what a key keeps, or divide "
         "the key",
-        _command(facts, "state", found.stage, "--operator", str(found.operator)),
+        typed(facts.root, "state", found.stage, "--operator", str(found.operator)),
         found.stage,
     )
 
@@ -283,7 +284,7 @@ def _growing_state(facts: Facts, limits: Limits) -> Iterator[Diagnosis]:
             f"to {bytes_of(last.size)} in checkpoint {last.checkpoint}, in "
             f"{length(last.at_ms - first.at_ms)}{rate}, and kept growing",
             "Give the state an end: a watermark, a timeout or a time to live",
-            _command(facts, "state", stage),
+            typed(facts.root, "state", stage),
             stage,
         )
 
@@ -322,7 +323,7 @@ def _growing_lag(facts: Facts, limits: Limits) -> Iterator[Diagnosis]:
             f"{length(over)} ago it was {length(before.lag_ms)} behind, with "
             f"{before.rows}: it is slower than the stages before it",
             "Make its batches faster: more shuffle partitions or cores, or less state",
-            _command(facts, "status", "--watch"),
+            typed(facts.root, "status", "--watch"),
             stage.stage,
         )
 
@@ -342,7 +343,7 @@ def _held_watermarks(facts: Facts, limits: Limits) -> Iterator[Diagnosis]:
                 f"no rows came from {channel.channel} in this time, while {moved[0].channel} had some; "
                 "windows stay open, and state stays",
                 "Let the idle input send rows with a time, or join it without a watermark",
-                _command(facts, "status", "--watch"),
+                typed(facts.root, "status", "--watch"),
                 stage.stage,
             )
 
@@ -408,7 +409,7 @@ def _retention(facts: Facts, _: Limits) -> Iterator[Diagnosis]:
         f"and the last restore took {length(restore_ms)}: an error that is noticed now is in all of "
         "them before a restore could be done",
         "Keep more checkpoints (keep), or take a savepoint before each risky change",
-        _command(facts, "savepoint", "before-change"),
+        typed(facts.root, "savepoint", "before-change"),
     )
 
 
@@ -426,7 +427,7 @@ def _orphaned(facts: Facts, limits: Limits) -> Iterator[Diagnosis]:
         + (
             "; if it does not, the log of the driver says why" if facts.alive else f": start {_starts(facts)}"
         ),
-        _command(facts, "checkpoint") if facts.alive and facts.job != WATCHED_JOB else "",
+        typed(facts.root, "checkpoint") if facts.alive and facts.job != WATCHED_JOB else "",
     )
 
 
@@ -449,7 +450,7 @@ def _full_disks(facts: Facts, limits: Limits) -> Iterator[Diagnosis]:
             "disk-full",
             f"The disk of {disk.path} has {bytes_of(disk.free)} free of {bytes_of(disk.total)}{when}",
             "Make room before batches fail: keep fewer checkpoints (keep), or dispose of savepoints",
-            _command(facts, "list"),
+            typed(facts.root, "list"),
         )
 
 

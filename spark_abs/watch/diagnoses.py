@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from spark_abs.diagnosis.diagnoses import HOUR, Diagnosis
+from spark_abs.diagnosis.diagnoses import HOUR, Diagnosis, typed
 from spark_abs.manifest import Manifest
 from spark_abs.manifests.find import open_existing
 from spark_abs.model import NO_TABLE
@@ -128,16 +128,15 @@ def _away(facts: WatchedFacts) -> Iterator[Diagnosis]:
 def _passed_over(facts: WatchedFacts) -> Iterator[Diagnosis]:
     if facts.status.alive is None or not facts.overdue:
         return
-    aborted = facts.status.last_aborted
-    newest = facts.status.last
-    since = aborted is not None and (newest is None or newest.id is None or aborted.id > newest.id)
-    last = f"; cut {aborted.id} was given up: {aborted.detail}" if aborted is not None and since else ""
+    aborted, newest, last = facts.status.last_aborted, facts.status.last, ""
+    if aborted is not None and (newest is None or newest.id is None or aborted.id > newest.id):
+        last = f"; cut {aborted.id} was given up: {aborted.detail}"
     yield Diagnosis(
         "cuts-passed-over",
         f"A watcher is at work, there has been a newer cut for more than {length(_OVERDUE_MS)}, and "
         f"{_newest(facts)}{last}",
         "See what the watcher prints at each look; if it looks less often than that, this is no fault",
-        _command(facts, "history", "--limit", "20"),
+        typed(facts.root, "history", "--limit", "20"),
     )
 
 
@@ -163,7 +162,7 @@ def _no_cut(facts: WatchedFacts) -> Iterator[Diagnosis]:
         f"{_newest(facts)}, and no batches since then fit together, the oldest of "
         f"{length(facts.now_ms - ahead.since_ms)} ago: {ahead.waits[0]}{more}",
         "Let the query that is behind catch up; leave out the directory of one that will never run again",
-        _command(facts, "status"),
+        typed(facts.root, "status"),
     )
 
 
@@ -190,7 +189,7 @@ def _tables_cleaned(facts: WatchedFacts) -> Iterator[Diagnosis]:
                 "refused",
                 "Set the property delta.logRetentionDuration to the age up to which cuts are kept, or keep "
                 "them for less (--keep)",
-                _command(facts, "list"),
+                typed(facts.root, "list"),
             )
         for clean_up in table.clean_ups:
             if table.oldest is None or table.without_log:
@@ -204,7 +203,7 @@ def _tables_cleaned(facts: WatchedFacts) -> Iterator[Diagnosis]:
                     "rewind to it may be refused",
                     f"Set the property {clean_up.property} with ALTER TABLE … SET TBLPROPERTIES, or keep "
                     "cuts for less (--keep)",
-                    _command(facts, "list"),
+                    typed(facts.root, "list"),
                 )
 
 
@@ -222,13 +221,9 @@ def _newest(facts: WatchedFacts) -> str:
     return f"the newest cut is {status.last.id}, {length(max(0, facts.now_ms - status.moment_ms))} old"
 
 
-def _command(facts: WatchedFacts, verb: str, *arguments: str) -> str:
-    return " ".join(["spark-abs", verb, shlex.quote(facts.root), *arguments])
-
-
 def _watch(facts: WatchedFacts) -> str:
     """Return the command of a watcher of the queries and tables that the newest cut names."""
     given = ["--checkpoints", *facts.directories] if facts.directories else []
     tables = [table.uri for table in facts.tables]
     given += ["--tables", *tables] if tables else []
-    return _command(facts, "watch", *map(shlex.quote, given)) if given else ""
+    return typed(facts.root, "watch", *map(shlex.quote, given)) if given else ""
