@@ -34,6 +34,22 @@ def to_json(value: Any) -> str:
     return json.dumps(to_plain(value), separators=(",", ":"))
 
 
+def decoded(data: bytes, where: str) -> str:
+    """Decode a text from storage.
+
+    Args:
+        data: its bytes, UTF-8.
+        where: the file, for the message.
+
+    Raises:
+        DamageError: they are not UTF-8.
+    """
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise DamageError(f"{where} is not text: {error}") from error
+
+
 def parsed(text: str | bytes, kind: type[T], what: str) -> T:
     """Parse JSON text from storage: an object or a list.
 

@@ -49,6 +49,11 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
+def is_number(text: str) -> bool:
+    """Say whether a text, such as the name of a file of a log, is a number in ASCII digits."""
+    return text.isascii() and text.isdecimal()
+
+
 def checked_name(name: str, what: str) -> str:
     """Return `name` if it may be part of a path.
 

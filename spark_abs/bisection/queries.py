@@ -111,9 +111,9 @@ def _files(place: Place, source: str, after: int, until: int) -> tuple[str, ...]
     infos = place.fs.get_file_info(fs.FileSelector(f"{place.path}/{below}", allow_not_found=True))
 
     def read(name: str) -> str:
-        data = place.read(f"{below}/{name}")
-        if data is None:
+        text = place.read_text(f"{below}/{name}")
+        if text is None:
             raise DamageError(f"{place}/{below}/{name} was deleted while it was read: try again")
-        return data.decode()
+        return text
 
     return files_between([info.base_name for info in infos], after, until, read)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pyarrow import fs
 
 from spark_abs.channels.follow import Clock, LogTail
-from spark_abs.codec import from_json, require_format
+from spark_abs.codec import decoded, from_json, require_format
 from spark_abs.errors import DamageError
-from spark_abs.model import FORMAT, CheckpointId, CheckpointMode, Position, Version, positions_of
+from spark_abs.model import FORMAT, CheckpointId, CheckpointMode, Position, Version, is_number, positions_of
 from spark_abs.store.log import LogCommit
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
@@ -59,7 +59,7 @@ class StageOffsets:
     def _read(self, batch: int) -> bool:
         try:
             with self._fs.open_input_stream(f"{self._directory}/{batch}") as stream:
-                text = stream.read().decode()
+                text = decoded(stream.read(), f"{self._directory}/{batch}")
         except FileNotFoundError:
             return False
         self._positions = positions_of(offset_lines(text, f"{self._directory}/{batch}"))
@@ -67,7 +67,7 @@ class StageOffsets:
 
     def _listed(self) -> Iterator[int]:
         for info in self._fs.get_file_info(fs.FileSelector(self._directory, allow_not_found=True)):
-            if info.base_name.isdigit():
+            if is_number(info.base_name):
                 yield int(info.base_name)
 
 

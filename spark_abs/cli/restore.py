@@ -12,6 +12,7 @@ import click
 from spark_abs.cli.output import Output
 from spark_abs.cli.root_command import Context, root_command, to_moment
 from spark_abs.errors import UsageError
+from spark_abs.model import is_number
 from spark_abs.restore.dispose import dispose_savepoint
 from spark_abs.restore.forget import forget_query
 from spark_abs.restore.refusals import Force
@@ -116,7 +117,7 @@ def _partitions(given: tuple[str, ...]) -> Wanted | None:
     numbers = {}
     for text in given:
         stage, _, number = text.rpartition("=")
-        if not number.isdecimal() or stage in numbers or (not stage and len(given) > 1):
+        if not is_number(number) or stage in numbers or (not stage and len(given) > 1):
             raise UsageError(
                 f"--shuffle-partitions {' '.join(given)}: give one number for all stages that keep state, "
                 "or STAGE=N once for each stage"

@@ -14,6 +14,7 @@ from spark_abs.cli.output import Output, duration, moment, size
 from spark_abs.cli.restore import agreed, confirmed
 from spark_abs.cli.root_command import Context, milliseconds, output_option, to_moment
 from spark_abs.errors import UsageError
+from spark_abs.model import is_number
 from spark_abs.quantities import time_ms, time_said
 from spark_abs.rewind.plan import RewindPlan
 from spark_abs.store.failpoint import no_failpoint
@@ -268,6 +269,6 @@ def _wait_ms(text: str) -> int:
 
 def _batch(text: str) -> tuple[str, int]:
     query, _, batch = text.rpartition("=")
-    if not query or not batch.isdecimal():
+    if not query or not is_number(batch):
         raise UsageError(f"--at {text}: give QUERY=BATCH")
     return query, int(batch)

@@ -33,6 +33,7 @@ from spark_abs.model import (
     SinkWriter,
     StageId,
     dumps_position,
+    is_number,
     positions_of,
 )
 from spark_abs.plan.specs import JobSpec, SinkSpec, StageSpec
@@ -383,16 +384,16 @@ def _operators(place: Place, plan: PlanFacts) -> Iterator[str]:
 def _kept(place: Place) -> Iterator[str]:
     selector = fs.FileSelector(f"{place.path}/state", allow_not_found=True)
     for info in place.fs.get_file_info(selector):
-        if not info.base_name.isdecimal():
+        if not is_number(info.base_name):
             continue
         below = f"state/{info.base_name}/_metadata"
-        text = place.read(f"{below}/metadata")
+        text = place.read_text(f"{below}/metadata")
         if text is None:
             inside = place.fs.get_file_info(fs.FileSelector(f"{place.path}/{below}/v2", allow_not_found=True))
-            names = [i.base_name for i in inside if i.base_name.isdecimal()]
-            text = place.read(f"{below}/v2/{max(names, key=int)}") if names else None
+            names = [i.base_name for i in inside if is_number(i.base_name)]
+            text = place.read_text(f"{below}/v2/{max(names, key=int)}") if names else None
         if text is not None:
-            name = parse_operator(text.decode()).name
+            name = parse_operator(text).name
             yield _STORED_AS.get(name, name)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spark_abs.keep import Keep
-from spark_abs.model import CheckpointId, StageId
+from spark_abs.model import CheckpointId, StageId, is_number
 from spark_abs.observe.status import AbortedInRow, StageStatus
 from spark_abs.protocol.control import Paused
 from spark_abs.store.activity import Disk, Earlier, StageActivity
@@ -87,4 +87,4 @@ class Facts:
     def setting_ms(self, name: str) -> int | None:
         """Return a setting of the live run that is a number, None if it is not set or not known."""
         text = self.settings.get(name, "")
-        return int(text) if text.isdecimal() else None
+        return int(text) if is_number(text) else None

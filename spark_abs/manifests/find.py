@@ -14,7 +14,7 @@ from spark_abs.advice import way
 from spark_abs.errors import CheckpointNotFound, DamageError, UsageError
 from spark_abs.manifest import Manifest
 from spark_abs.manifests.manifest_table import PATH, SCHEMA, Checkpoints, Summary, read_rows, row_files
-from spark_abs.model import NO_ATTEMPT, CheckpointId, CheckpointKind, checked_name
+from spark_abs.model import NO_ATTEMPT, CheckpointId, CheckpointKind, checked_name, is_number
 from spark_abs.protocol.control import ControlState
 from spark_abs.quantities import time_ms, time_said
 from spark_abs.store.control import Control
@@ -202,7 +202,7 @@ def resolve(to: str | int | datetime, completed: Sequence[Summary], state: Contr
         matching = [s for s in completed if on_path(s, state) and cut_by(to, s)]
     elif text == LATEST:
         matching = [s for s in completed if on_path(s, state)]
-    elif text.isdecimal():
+    elif is_number(text):
         matching = [s for s in completed if s.id == int(text)]
     else:
         named = [s for s in completed if s.name == text]

@@ -47,8 +47,8 @@ def stored_batches(native: Place) -> StoredBatches:
 
 def _plan(native: Place, batch: BatchId) -> OffsetFile | None:
     """Return the plan of a batch; None if Spark has deleted it meanwhile, or it cannot be understood."""
-    text = None if batch == NO_BATCH else native.read(f"offsets/{batch}")
     try:
-        return None if text is None else parse_offsets(text.decode())
-    except (AbsError, UnicodeDecodeError):
+        text = None if batch == NO_BATCH else native.read_text(f"offsets/{batch}")
+        return None if text is None else parse_offsets(text)
+    except AbsError:
         return None

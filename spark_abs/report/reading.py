@@ -179,10 +179,10 @@ def _reading(root: Root, state: ControlState, stage: StageId, problems: list[str
         planned = newest_batch(native, "offsets")
         if planned == NO_BATCH:
             return StageReading()
-        text = native.read(f"offsets/{planned}")
-        lines = parse_offsets(text.decode()).lines if text else ()
+        text = native.read_text(f"offsets/{planned}")
+        lines = parse_offsets(text).lines if text else ()
         return StageReading(positions_of(lines), _known(newest_batch(native, "commits")), planned)
-    except (AbsError, OSError, UnicodeDecodeError) as error:
+    except (AbsError, OSError) as error:
         problems.append(redacted(f"stage {stage}: {error}"))
         return StageReading()
 

@@ -20,9 +20,10 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
+from spark_abs.codec import decoded
 from spark_abs.errors import DamageError, UsageError
 from spark_abs.manifest import Manifest, SourceShape, StageSnapshot
-from spark_abs.model import StageId
+from spark_abs.model import StageId, is_number
 from spark_abs.snapshots.delta_offsets import DELTA, FEED, DeltaOffset, delta_offset
 from spark_abs.snapshots.layout import parse_offsets
 from spark_abs.snapshots.packs import PackReader
@@ -75,7 +76,8 @@ def _before(root: Root, snapshot: StageSnapshot) -> str:
         with PackReader(root) as reader:
             where = locate(root, reader, wanted) if wanted else {}
             return "".join(
-                b"".join(reader.pieces(where[f.sha256, f.at.pack], f.sha256, f.size)).decode() for f in wanted
+                decoded(b"".join(reader.pieces(where[f.sha256, f.at.pack], f.sha256, f.size)), f.path)
+                for f in wanted
             )
     except DamageError:  # reported when the checkpoint is verified
         return ""
@@ -105,7 +107,7 @@ def asked(
     planned = parse_offsets(before).offsets if before else {}
     for key, text in parse_offsets(offsets).offsets.items() if offsets else ():
         offset = delta_offset(text)
-        shape = declared[int(key)] if key.isdecimal() and int(key) < len(declared) else None
+        shape = declared[int(key)] if is_number(key) and int(key) < len(declared) else None
         if shape is not None and "iceberg" in shape.kind.lower():
             unknown.append(
                 f"stage {stage!r} resumes in {shape}; it was not checked that its later snapshots are there"

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from spark_abs.errors import SinkFailed, SinkUnreachable, UsageError
 from spark_abs.manifest import Manifest, SourceShape, StageShape, StageSnapshot
-from spark_abs.model import StageId
+from spark_abs.model import StageId, is_number
 from spark_abs.protocol.attempt import Attempt
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.sources import match
@@ -111,7 +111,7 @@ def _file_sources(manifest: Manifest, stage: StageSnapshot) -> Iterator[_Source]
     shapes = _sources_of(manifest.graph, stage.stage)
     for key, offset in parse_offsets(stage.offsets).offsets.items() if stage.offsets else ():
         until = file_source_offset(offset)
-        if until is not None and key.isdigit():
+        if until is not None and is_number(key):
             place = int(key)
             name = str(shapes[place]) if place < len(shapes) else "a file source"
             yield _Source(stage.stage, place, f"{name} of stage {stage.stage!r}", until)
@@ -173,7 +173,7 @@ def _kafka_sources(manifest: Manifest) -> Iterator[tuple[StageId, SourceShape, M
     for stage in manifest.stages:
         declared = shapes.get(stage.stage, ())
         for place, offset in parse_offsets(stage.offsets).offsets.items() if stage.offsets else ():
-            if place.isdecimal() and int(place) < len(declared):
+            if is_number(place) and int(place) < len(declared):
                 source = declared[int(place)]
                 if source.kind == KAFKA and (wanted := kafka_offsets(offset)):
                     yield stage.stage, source, wanted

@@ -22,7 +22,7 @@ from spark_abs.manifests.find import (
     readable,
 )
 from spark_abs.manifests.manifest_table import PATH, Summary
-from spark_abs.model import NO_EPOCH, Branch, CheckpointId
+from spark_abs.model import NO_EPOCH, Branch, CheckpointId, is_number
 from spark_abs.observe.progress import SILENT, Progress
 from spark_abs.observe.status import lease_timeout_ms, live_run
 from spark_abs.observe.verification import damaged_rows, require_intact, require_restorable
@@ -184,7 +184,7 @@ def _below(to: str | int | datetime, wanted: Summary | None, listing: ManifestLi
         return None
     if wanted is not None:
         return wanted.id
-    if str(to).isdecimal():
+    if is_number(str(to)):
         return CheckpointId(int(to))
     # A savepoint's name, in one of the rows that cannot be read.
     return min((row.id or NO_EPOCH for row in listing.damaged), default=NO_EPOCH)

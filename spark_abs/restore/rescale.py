@@ -125,10 +125,10 @@ def _is_keyless(operator: OperatorState) -> bool:
 
 def is_rescaled(place: Place, batch: BatchId, partitions: int) -> bool:
     """Say whether a native checkpoint is completely repartitioned: Spark records that last."""
-    offsets = place.read(f"offsets/{int(batch)}")
+    offsets = place.read_text(f"offsets/{int(batch)}")
     if offsets is None or not place.below(f"commits/{int(batch)}").exists():
         return False
-    return parse_offsets(offsets.decode()).conf.get(PARTITIONS_KEY) == str(partitions)
+    return parse_offsets(offsets).conf.get(PARTITIONS_KEY) == str(partitions)
 
 
 def rescale(

@@ -108,11 +108,11 @@ class Files:
 
     def text(self, path: str) -> str:
         """Return the text of a file, also of one that was taken away."""
-        data = self.place.read(path)
-        data = self.place.read(f"{self._kept}/{path}") if data is None else data
-        if data is None:
+        text = self.place.read_text(path)
+        text = self.place.read_text(f"{self._kept}/{path}") if text is None else text
+        if text is None:
             raise DamageError(f"{self.place}/{path} is missing")
-        return data.decode()
+        return text
 
     def text_in(self, directory: str, name: str) -> str:
         """Return the text of a file of a directory."""
@@ -165,8 +165,8 @@ def vacate(place: Place, rewind: str) -> None:
 
 
 def _is_occupied(place: Place, path: str, rewind: str) -> bool:
-    data = place.read(path)
-    return data is not None and parse_offsets(data.decode()).conf.get(MARK) == rewind
+    text = place.read_text(path)
+    return text is not None and parse_offsets(text).conf.get(MARK) == rewind
 
 
 def least_number(query: QueryGoal, paths: Iterable[str]) -> int:

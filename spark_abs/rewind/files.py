@@ -8,6 +8,7 @@ from functools import partial
 from math import gcd
 
 from spark_abs.errors import DamageError
+from spark_abs.model import is_number
 from spark_abs.snapshots.layout import (
     OffsetFile,
     SourceLogFile,
@@ -39,13 +40,13 @@ def newer(path: str, batch: int, logs: Mapping[str, int]) -> bool:
         name = name.removeprefix(".").removesuffix(".crc")
     match directories:
         case ["offsets" | "commits"]:
-            return name.endswith(".tmp") or (name.isdecimal() and int(name) > batch)
+            return name.endswith(".tmp") or (is_number(name) and int(name) > batch)
         case ["sources", source]:
             log = source_log_file(name)
             return log is not None and source in logs and log.number > logs[source]
         case ["state", _, "_metadata", "v2"] | ["state", _, "_stateSchema", _]:
             number = name.partition("_")[0]
-            return number.isdecimal() and int(number) > batch
+            return is_number(number) and int(number) > batch
         case ["state", _, _] | ["state", _, _, _]:
             found = state_file(name)
             return found is not None and found.version > batch + 1

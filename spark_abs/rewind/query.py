@@ -9,10 +9,11 @@ from functools import partial
 
 from pyarrow import fs
 
-from spark_abs.codec import from_json, parsed
+from spark_abs.codec import decoded, from_json, parsed
 from spark_abs.cuts.cut import NEVER, Batch, Read
 from spark_abs.cuts.lineage import Attempted
 from spark_abs.errors import DamageError, Refused, UsageError
+from spark_abs.model import is_number
 from spark_abs.rewind.claim import Claim, claim_of
 from spark_abs.rewind.files import holds_schema_log
 from spark_abs.rewind.journal import DIRECTORY, FENCE, MARK, Fence, Rewound
@@ -177,7 +178,7 @@ def unfinished(places: Iterable[Place]) -> Claim | Fence | None:
 def _fence_in(data: bytes | None) -> Fence | None:
     if data is None or not data.startswith(FENCE.encode()):
         return None
-    return from_json(Fence, data.decode().partition("\n")[2])
+    return from_json(Fence, data.partition(b"\n")[2])
 
 
 def rewinds_of(place: Place) -> tuple[Rewound, ...]:
@@ -222,7 +223,7 @@ def _read(place: Place, name: str, fenced_by: str) -> QueryFacts:
     return QueryFacts(
         name=name,
         place=place,
-        metadata=data.decode(),
+        metadata=decoded(data, f"{place}/{METADATA}"),
         id=identity,
         batches=tuple(Batch(b, ended[b]) for b in whole),
         made=made,
@@ -315,8 +316,8 @@ def _source_logs(place: Place, offsets: OffsetFile | None) -> dict[str, int]:
     def lists_files(source: str) -> bool:
         if offsets is not None and source in offsets.offsets:
             return file_source_offset(offsets.offsets[source]) is not None
-        texts = (place.read(f"sources/{source}/{name}") for name in names[source].values())
-        return any(is_file_source_log(data.decode()) for data in texts if data is not None)
+        texts = (place.read_text(f"sources/{source}/{name}") for name in names[source].values())
+        return any(is_file_source_log(text) for text in texts if text is not None)
 
     return {source: max(found) for source, found in names.items() if lists_files(source)}
 
@@ -327,18 +328,13 @@ def _times(place: Place, log: str) -> dict[int, int]:
     return {
         int(info.base_name): (info.mtime_ns or 0) // 1_000_000
         for info in place.fs.get_file_info(selector)
-        if info.base_name.isdecimal()
+        if is_number(info.base_name)
     }
 
 
 def _text(place: Place, batch: int) -> str | None:
     """Return the text of a batch's offsets, None if Spark has deleted it since the listing."""
-    path = f"offsets/{batch}"
-    data = place.read(path)
-    try:
-        return None if data is None else data.decode()
-    except UnicodeDecodeError as error:
-        raise DamageError(f"{place}/{path} is not text: {error}") from error
+    return place.read_text(f"offsets/{batch}")
 
 
 def is_still(query: QueryFacts) -> bool:

@@ -7,6 +7,7 @@ from functools import partial
 
 from pyarrow import fs
 
+from spark_abs.codec import decoded
 from spark_abs.errors import DamageError, Refused
 from spark_abs.snapshots.layout import is_ignored
 from spark_abs.snapshots.materialise import METADATA, empty, is_relocated, make_directory, put, relocated
@@ -72,7 +73,7 @@ def _copied(source: Place, target: Place, heartbeat: Callable[[], None]) -> bool
         with source.fs.open_input_stream(info.path) as stream:
             chunks = iter(partial(stream.read, _COPY_BYTES), b"")
             if is_relocated(path):
-                chunks = iter([relocated(path, b"".join(chunks).decode(), target).encode()])
+                chunks = iter([relocated(path, decoded(b"".join(chunks), info.path), target).encode()])
             put(target, path, chunks)
 
     files = _files(infos)

@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 from pyarrow import fs
 
+from spark_abs.codec import decoded
 from spark_abs.errors import AbsError, DamageError, Refused
 from spark_abs.manifest import OperatorState
-from spark_abs.model import NO_BATCH, BatchId, Provider
+from spark_abs.model import NO_BATCH, BatchId, Provider, is_number
 from spark_abs.snapshots.layout import (
     DEFAULT_STORE,
     PARTITIONS_KEY,
@@ -54,7 +55,7 @@ def newest_batch(native: Place, log: str) -> BatchId:
 def newest_file(native: Place, log: str) -> fs.FileInfo | None:
     """Return the file of the newest batch in a log of a native checkpoint; None if there is no batch."""
     selector = fs.FileSelector(f"{native.path}/{log}", allow_not_found=True)
-    files = (info for info in native.fs.get_file_info(selector) if info.base_name.isdigit())
+    files = (info for info in native.fs.get_file_info(selector) if is_number(info.base_name))
     return max(files, key=lambda info: int(info.base_name), default=None)
 
 
@@ -159,7 +160,7 @@ class _Reader:
         for directory, files in self._dirs.items():
             if directory.startswith(f"{SCHEMA_LOGS}/"):
                 self._schema_log(files, offsets)
-        numbers = sorted(int(name) for name in self._children("state") if name.isdecimal())
+        numbers = sorted(int(name) for name in self._children("state") if is_number(name))
         operators = [self._operator(str(number), offsets, commit) for number in numbers]
         return Captured(
             batch=b,
@@ -197,7 +198,7 @@ class _Reader:
 
     def _schema_log(self, files: Mapping[str, CapturedFile], offsets: OffsetFile) -> None:
         """Choose the entries that existed at the cut: rows are read with the schema of the newest one."""
-        found = {int(name): file for name, file in files.items() if name.isdecimal()}
+        found = {int(name): file for name, file in files.items() if is_number(name)}
         texts = {number: partial(self._text, file) for number, file in found.items()}
         self._chosen.update(found[number] for number in entries_at(texts, offsets.offsets.get))
 
@@ -244,7 +245,7 @@ class _Reader:
         partition (a limit, an aggregation without keys).
         """
         below = (d.removeprefix(f"{top}/").partition("/")[0] for d in self._dirs if d.startswith(f"{top}/"))
-        there = {int(name) for name in below if name.isdecimal()}
+        there = {int(name) for name in below if is_number(name)}
         return 1 if there == {0} else recorded
 
     def _store(self, directory: str, wanted: Wanted) -> None:
@@ -313,7 +314,7 @@ class _Reader:
         dated = {}
         for name, file in self._dirs.get(directory, {}).items():
             number = name.partition("_")[0]
-            if number.isdecimal() and int(number) <= self._batch:
+            if is_number(number) and int(number) <= self._batch:
                 dated[int(number), name] = file
         return dated
 
@@ -348,7 +349,4 @@ class _Reader:
             return bytes(stream.read(limit))
 
     def _text(self, file: CapturedFile) -> str:
-        try:
-            return self._bytes(file).decode()
-        except UnicodeDecodeError as error:
-            raise DamageError(f"{self._base}/{file.path} is not text: {error}") from error
+        return decoded(self._bytes(file), f"{self._base}/{file.path}")

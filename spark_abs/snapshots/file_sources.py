@@ -27,8 +27,8 @@ class FileSources:
         self._native = native
         self.finished = newest_batch(native, "commits")
         """The last finished batch, `NO_BATCH` if none is."""
-        text = None if self.finished == NO_BATCH else native.read(f"offsets/{int(self.finished)}")
-        self._offsets = {} if text is None else parse_offsets(text.decode()).offsets
+        text = None if self.finished == NO_BATCH else native.read_text(f"offsets/{int(self.finished)}")
+        self._offsets = {} if text is None else parse_offsets(text).offsets
 
     @property
     def unfinished(self) -> BatchId:
@@ -74,6 +74,6 @@ def logged_after(log: Place, until: int) -> Iterator[SourceEntry]:
         file = source_log_file(info.base_name)
         if file is None or file.number <= until:
             continue
-        for entry in source_entries((log.read(info.base_name) or b"").decode()):
+        for entry in source_entries(log.read_text(info.base_name) or ""):
             if entry.batch > until:
                 yield entry

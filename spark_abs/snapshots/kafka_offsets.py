@@ -6,6 +6,8 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from spark_abs.model import is_number
+
 Partition = tuple[str, int]
 """A topic, and the number of one of its partitions."""
 KAFKA = "kafka"
@@ -40,7 +42,7 @@ def kafka_offsets(offset: str | None) -> Mapping[Partition, int]:
         (topic, int(number)): at
         for topic, parts in plain.items()
         for number, at in parts.items()
-        if number.isdecimal() and type(at) is int
+        if is_number(number) and type(at) is int
     }
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from pyarrow import fs
 
-from spark_abs.codec import parsed
+from spark_abs.codec import decoded, parsed
 from spark_abs.errors import Refused
 from spark_abs.manifest import StoredFile
-from spark_abs.model import RunId, checked_relative
+from spark_abs.model import RunId, checked_relative, is_number
 from spark_abs.snapshots.layout import relocate_operator
 from spark_abs.snapshots.packs import Chunk, PackReader
 from spark_abs.snapshots.parallel import for_each
@@ -116,7 +116,7 @@ def _write_all(
         def write(file: StoredFile) -> None:
             chunks: Iterable[Chunk] = reader.pieces(where[file.sha256, file.at.pack], file.sha256, file.size)
             if is_relocated(file.path):
-                chunks = [relocated(file.path, b"".join(chunks).decode(), lands).encode()]
+                chunks = [relocated(file.path, decoded(b"".join(chunks), file.path), lands).encode()]
             put(target, file.path, chunks)
 
         wanted = [file for file in files if file.path != METADATA]
@@ -168,6 +168,6 @@ def clear_ahead(natives: Place, run: RunId) -> None:
     """
     for info in natives.fs.get_file_info(fs.FileSelector(natives.path, allow_not_found=True)):
         planned, _, chance = info.base_name.removeprefix(_AHEAD).partition("-")
-        if info.base_name.startswith(_AHEAD) and chance and planned.isdecimal() and int(planned) < run:
+        if info.base_name.startswith(_AHEAD) and chance and is_number(planned) and int(planned) < run:
             with contextlib.suppress(FileNotFoundError):
                 natives.fs.delete_dir(info.path)

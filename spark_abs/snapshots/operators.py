@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from spark_abs.codec import decoded
 from spark_abs.errors import DamageError
 from spark_abs.manifest import StageSnapshot, StoredFile
 from spark_abs.snapshots.layout import parse_operator
@@ -79,7 +80,7 @@ def stored_texts(root: Root, files: Sequence[StoredFile]) -> dict[str, str]:
         where = locate(root, reader, files)
         for file in files:
             chunks = reader.pieces(where[file.sha256, file.at.pack], file.sha256, file.size)
-            found[file.path] = b"".join(chunks).decode()
+            found[file.path] = decoded(b"".join(chunks), file.path)
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 
+from spark_abs.codec import decoded
 from spark_abs.errors import DamageError, Refused
 from spark_abs.model import NO_BATCH, BatchId, checked_relative
 from spark_abs.snapshots.capture import CapturedFile, capture
@@ -95,9 +96,11 @@ def rearrange(
     def write(file: CapturedFile) -> None:
         chunks = _read(source, file.path)
         if file.path.startswith("offsets/"):
-            chunks = iter([with_sources(b"".join(chunks).decode(), sources).encode()])
+            chunks = iter(
+                [with_sources(decoded(b"".join(chunks), f"{source}/{file.path}"), sources).encode()]
+            )
         elif is_relocated(file.path):
-            text = b"".join(chunks).decode()
+            text = decoded(b"".join(chunks), f"{source}/{file.path}")
             place = schema_entry(text).source if is_schema_entry(file.path) else None
             if place is not None and place not in moved:
                 return  # its source is read no more

@@ -26,7 +26,16 @@ from pyarrow import fs
 
 from spark_abs.errors import DamageError, Refused
 from spark_abs.manifest import Location, Manifest, StoredFile
-from spark_abs.model import NO_BATCH, BatchId, ChannelId, CheckpointId, StageId, Version, checked_relative
+from spark_abs.model import (
+    NO_BATCH,
+    BatchId,
+    ChannelId,
+    CheckpointId,
+    StageId,
+    Version,
+    checked_relative,
+    is_number,
+)
 from spark_abs.snapshots.capture import CaptureIncomplete, capture
 from spark_abs.snapshots.layout import StateFileKind, state_file
 from spark_abs.snapshots.materialise import is_rewritten
@@ -332,7 +341,7 @@ def _start_problem(filesystem: fs.FileSystem, base: str) -> str | None:
 def _newest_commit(filesystem: fs.FileSystem, base: str) -> BatchId:
     selector = fs.FileSelector(f"{base}/commits", allow_not_found=True)
     names = (info.base_name for info in filesystem.get_file_info(selector))
-    return max((BatchId(int(name)) for name in names if name.isdecimal()), default=NO_BATCH)
+    return max((BatchId(int(name)) for name in names if is_number(name)), default=NO_BATCH)
 
 
 def _parquet_problem(root: Root, path: str, size: int) -> str | None:

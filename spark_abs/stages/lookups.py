@@ -13,7 +13,7 @@ from pyarrow import fs
 
 from spark_abs.codec import from_plain, parsed, to_plain
 from spark_abs.errors import AbsError, DamageError
-from spark_abs.model import BatchId, LookupVersion, Version
+from spark_abs.model import BatchId, LookupVersion, Version, is_number
 from spark_abs.plan.lookups import LookupTable, OpenedLookup, as_planned
 from spark_abs.plan.specs import StageSpec
 from spark_abs.protocol.lookups import following, is_due, version_of
@@ -159,7 +159,7 @@ class StageLookups:
     def _batches(self) -> list[BatchId]:
         selector = fs.FileSelector(f"{self._native.path}/{_DIRECTORY}", allow_not_found=True)
         names = (info.base_name for info in self._native.fs.get_file_info(selector))
-        return [BatchId(int(name)) for name in names if name.isdigit()]
+        return [BatchId(int(name)) for name in names if is_number(name)]
 
     def _write(self, batch: BatchId, versions: Sequence[LookupVersion]) -> None:
         """Store the versions of a batch in place of those of older batches."""

@@ -11,7 +11,7 @@ from pyarrow import fs
 
 from spark_abs.codec import from_json
 from spark_abs.errors import AbsError, DamageError
-from spark_abs.model import NO_BATCH, BatchId, Position, StageId, positions_of
+from spark_abs.model import NO_BATCH, BatchId, Position, StageId, is_number, positions_of
 from spark_abs.protocol.control import ControlState
 from spark_abs.snapshots.capture import capture, newest_batch
 from spark_abs.snapshots.layout import OffsetFile, parse_offsets
@@ -51,8 +51,7 @@ class NativeLog:
 
     def find_offsets(self, batch: BatchId) -> str | None:
         """Return the text of a planned batch, None if it does not exist (any more)."""
-        data = self.place.read(f"offsets/{int(batch)}")
-        return None if data is None else data.decode()
+        return self.place.read_text(f"offsets/{int(batch)}")
 
     def offsets(self, batch: BatchId) -> OffsetFile:
         """Return a planned batch, parsed."""
@@ -175,7 +174,7 @@ def forget_plans(native: Place) -> None:
     for info in native.fs.get_file_info(selector):
         # The checksum that Spark leaves beside a file goes too: it would not be that of the new one.
         number = info.base_name.removeprefix(".").removesuffix(".crc")
-        if number.isdigit() and int(number) > done:
+        if is_number(number) and int(number) > done:
             native.fs.delete_file(info.path)
 
 

@@ -64,7 +64,7 @@ def read_head(data: bytes) -> Head:
     Raises:
         DamageError: the bytes are not a head, or of an unknown version.
     """
-    head = from_json(Head, data.decode())
+    head = from_json(Head, data)
     if head.v != FORMAT:
         raise DamageError(f"the head of a key group has format {head.v}; this version reads {FORMAT}")
     return head

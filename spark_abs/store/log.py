@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from pyarrow import fs
 
 from spark_abs.errors import DamageError
-from spark_abs.model import DataFile, Version
+from spark_abs.model import DataFile, Version, is_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def versions_in(filesystem: fs.FileSystem, table_path: str) -> list[Version]:
     """List the versions whose commit files are there, in no order; none if there is no log."""
     selector = fs.FileSelector(f"{table_path}/_delta_log", allow_not_found=True)
     names = (info.base_name.partition(".") for info in filesystem.get_file_info(selector))
-    return [Version(int(stem)) for stem, _, extension in names if extension == "json" and stem.isdigit()]
+    return [Version(int(stem)) for stem, _, extension in names if extension == "json" and is_number(stem)]
 
 
 def log_files_before(filesystem: fs.FileSystem, table_path: str, version: int) -> list[tuple[Version, str]]:
@@ -68,7 +68,7 @@ def log_files_before(filesystem: fs.FileSystem, table_path: str, version: int) -
     found = []
     for info in filesystem.get_file_info(fs.FileSelector(f"{table_path}/_delta_log")):
         digits = info.base_name.partition(".")[0]
-        if digits.isdigit() and int(digits) < version:
+        if is_number(digits) and int(digits) < version:
             found.append((Version(int(digits)), info.path))
     return sorted(found)
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from pyarrow import fs
 
 from spark_abs.errors import DamageError
-from spark_abs.model import AttemptId, ChannelId, checked_name
+from spark_abs.model import AttemptId, ChannelId, checked_name, is_number
 from spark_abs.store.storage import DEFAULTS, Place, Storage, root_location
 
 
@@ -62,7 +62,7 @@ class Root:
         """Return the place of a stage's Spark checkpoint: `natives` and `directory` of its attempt."""
         stage, dot, number = directory.partition(".")
         checked_name(stage, "stage")
-        if dot and not number.isdecimal():
+        if dot and not is_number(number):
             raise DamageError(f"{directory!r} is not the directory of a native checkpoint")
         return self.anywhere(f"{natives}/{int(attempt)}/{directory}")
 

@@ -14,6 +14,7 @@ from urllib.parse import quote, urlparse
 
 from pyarrow import fs
 
+from spark_abs.codec import decoded
 from spark_abs.errors import ConfigError, UsageError
 from spark_abs.settings import Settings
 from spark_abs.store.directories import with_directories
@@ -42,6 +43,9 @@ _AUTHORITIES = {
     "gs": (re.compile("[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"), _GOOGLE),
 }
 """For each scheme of an object store: the part before the path, and the form in errors."""
+
+_NOT_IN_ROOTS = re.compile(r"[\[\]^|\\\x00-\x1f\x7f]|%[0-9A-Fa-f]{2}")
+"""What deltalake 1 refuses, or takes for another character, in the path of a table."""
 
 DATABRICKS = "DATABRICKS_RUNTIME_VERSION"
 """A variable of the environment that Databricks' compute has."""
@@ -113,6 +117,11 @@ def root_location(uri: str) -> str:
     """
     location = table_location(uri)
     local = os.path.isabs(location)
+    if found := _NOT_IN_ROOTS.search(location):
+        raise UsageError(
+            f"a root cannot be at {location!r}: deltalake does not find tables below a directory with "
+            f"{found[0]!r} in its name; give another directory"
+        )
     if DATABRICKS in os.environ and local:
         raise UsageError(
             f"a root on Databricks cannot be at {location}: Spark there looks for such a path in dbfs:, and "
@@ -287,6 +296,15 @@ class Place:
                 return bytes(stream.read())
         except FileNotFoundError:
             return None
+
+    def read_text(self, relative: str) -> str | None:
+        """Read a small text file, None if there is none.
+
+        Raises:
+            DamageError: it is not UTF-8.
+        """
+        data = self.read(relative)
+        return None if data is None else decoded(data, f"{self}/{relative}")
 
     def write(self, relative: str, data: bytes) -> None:
         """Write a small file atomically: a reader sees the whole new file or the old one.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 from base64 import b64encode
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_abs.errors import ConfigError, UsageError
+from spark_abs.errors import ConfigError, DamageError, UsageError
+from spark_abs.model import is_number
 from spark_abs.settings import Settings
 from spark_abs.store.options import S3, Azure, Google
 from spark_abs.store.root import Root
@@ -314,6 +316,28 @@ def test_a_root_is_where_every_library_reaches_it() -> None:
     for uri in ("dta:x", "hdfs://name/a"):
         with pytest.raises(UsageError, match=r"cannot be in [a-z]+: give a path .*s3://BUCKET/PATH"):
             root_location(uri)
+
+
+@pytest.mark.parametrize("part", ["[", "]", "^", "|", "\\", "\n", "%41"])
+def test_a_root_is_not_where_deltalake_finds_no_table(part: str) -> None:
+    with pytest.raises(UsageError, match="give another directory") as raised:
+        root_location(f"/data/a{part}b/root")
+    assert "\n" not in str(raised.value)
+    assert root_location("/data/a b%zz#ä*?/root") == "/data/a b%zz#ä*?/root"
+
+
+def test_a_file_that_is_not_text_is_damage(tmp_path: Path) -> None:
+    place = DEFAULTS.place(str(tmp_path))
+    place.write("a", b"caf\xe9")
+    with pytest.raises(DamageError, match=re.escape(f"{place}/a is not text")):
+        place.read_text("a")
+    assert place.read_text("b") is None
+
+
+@pytest.mark.parametrize("text", ["\N{SUPERSCRIPT TWO}", "\N{ARABIC-INDIC DIGIT THREE}", "1.5", "-1", ""])
+def test_only_ascii_digits_are_the_number_of_a_file(text: str) -> None:
+    assert not is_number(text)
+    assert is_number("017")
 
 
 def test_neither_a_root_nor_a_table_is_in_a_file_system_of_databricks(

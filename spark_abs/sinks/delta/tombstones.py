@@ -20,7 +20,7 @@ from pyarrow import fs
 
 from spark_abs.channels.files import write_parquet
 from spark_abs.errors import DamageError
-from spark_abs.model import checked_relative
+from spark_abs.model import checked_relative, is_number
 from spark_abs.sinks.delta.commit_metadata import SinkMetadata, TombstoneFile, Tombstones, note_of
 from spark_abs.store.root import Root
 from spark_abs.store.row_batches import read_batches
@@ -162,7 +162,7 @@ class TombstoneStore:
         old = _now_ms() - self._kept_ms
         for info in self._root.fs.get_file_info(fs.FileSelector(self._root.path(self._directory))):
             made, _, _ = str(info.base_name).partition("-")
-            if made.isdigit() and int(made) <= old and f"{self._directory}/{info.base_name}" not in named:
+            if is_number(made) and int(made) <= old and f"{self._directory}/{info.base_name}" not in named:
                 self._root.fs.delete_dir(info.path)
 
 
