@@ -177,7 +177,8 @@ def time_ms(moment: datetime) -> int:
 
 
 def duration_said(ms: int) -> str:
-    """Return a duration in the unit that suits it."""
+    """Return a duration in the unit that suits it; 0 for one that ends before it begins, by another clock."""
+    ms = max(0, ms)
     for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000)):
         if ms >= size:
             return f"{ms / size:.1f} {unit}"

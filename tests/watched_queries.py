@@ -119,7 +119,7 @@ class WatchedWorld(World):
         found = look(*self.places(), newest_kept(self.root))
         if found is None:
             return Round(None)
-        with watching(self.root, keep_words(keep), failpoint) as watcher:
+        with watching(self.root, *self.places(), keep_words(keep), failpoint=failpoint) as watcher:
             return watcher.round(found)
 
     def prepare(self, at: dict[str, int] | None = None) -> Prepared:

@@ -23,7 +23,7 @@ from spark_abs.keep import keep_words
 from spark_abs.model import PROVIDER_KEY, Provider
 from spark_abs.rewind.prepare import checkpoints_at, tables_at
 from spark_abs.store.root import Root
-from spark_abs.store.storage import DEFAULTS
+from spark_abs.store.storage import DEFAULTS, Place
 from spark_abs.watch.watcher import look, watching
 
 _RETAINED, _PARTITIONS, _BETWEEN = 100, 4, 10
@@ -86,15 +86,17 @@ def figures(base: Path, console: Console, cuts: int = 20, warm_up: int = _RETAIN
         for query in queries:
             query.step()
     root, cpu_s, new, state = Root(str(top / "kept")), list[float](), list[float](), 0
-    with watching(root, keep_words("24h:all")) as watcher:
+
+    def places() -> tuple[tuple[Place, ...], tuple[Place, ...]]:
+        return checkpoints_at([f"{top}/c/*"], DEFAULTS), tables_at([f"{top}/t/*"], DEFAULTS)
+
+    with watching(root, *places(), keep_words("24h:all")) as watcher:
         for number in range(cuts + 1):
             for _ in range(_BETWEEN):
                 for query in queries:
                     query.step()
             began = time.process_time()
-            checkpoints = checkpoints_at([f"{top}/c/*"], DEFAULTS)
-            tables = tables_at([f"{top}/t/*"], DEFAULTS)
-            found = look(checkpoints, tables, watcher.newest)
+            found = look(*places(), watcher.newest)
             assert found is not None
             done = watcher.round(found)
             assert done.kept is not None

@@ -143,9 +143,7 @@ def _pairs(found: JobStatus, now_ms: int) -> Iterator[tuple[str, str]]:
         for stage in [stage for stage in found.stages if stage.waiting][:MOST_LATE]:
             yield "held up by" if stage.first else "waits", f"{stage.stage}: {one_line(stage.waiting)}"
     yield from _completed(found, now_ms)
-    if found.oldest_age_ms is not None:
-        logs = "" if found.job == WATCHED_JOB else ": channels keep their logs since then"
-        yield "kept", f"{found.kept}, the oldest from {duration(found.oldest_age_ms)} ago{logs}"
+    yield from _kept(found)
     yield from _skipped_files(found, now_ms)
     if found.last_aborted is not None:
         aborted = found.last_aborted
@@ -164,15 +162,25 @@ def _completed(found: JobStatus, now_ms: int) -> Iterator[tuple[str, str]]:
         return
     if found.moment_ms is not None:
         kept = f"kept {duration(found.last.age_ms)} ago"
-        yield "newest cut", f"{found.last.id}, of {duration(max(0, now_ms - found.moment_ms))} ago, {kept}"
-        for said in found.next_cut[:MOST_LATE]:
-            yield "next cut", one_line(said)
+        yield "newest cut", f"{found.last.id}, of {duration(now_ms - found.moment_ms)} ago, {kept}"
         return
-    damage = "" if found.last.damage is None else f", damaged: {one_line(found.last.damage)}"
-    yield "last completed", f"{found.last.id}, {duration(found.last.age_ms)} ago{damage}"
+    yield "last completed", f"{found.last.id}, {duration(found.last.age_ms)} ago"
     if found.skipped:
         until = f"nothing was done until {duration(found.unchanged_ms)} ago"
         yield "skipped", f"{found.skipped} checkpoints since then: {until}"
+
+
+def _kept(found: JobStatus) -> Iterator[tuple[str, str]]:
+    for said in found.next_cut[:MOST_LATE]:
+        yield "next cut", one_line(said)
+    if found.oldest_age_ms is not None:
+        logs = "" if found.job == WATCHED_JOB else ": channels keep their logs since then"
+        yield "kept", f"{found.kept}, the oldest from {duration(found.oldest_age_ms)} ago{logs}"
+    for damage in found.damaged[:MOST_LATE]:
+        yield "damaged", one_line(damage)
+    if found.watch is not None:
+        every = f"looks every {found.watch.every}" if found.watch.every else "has looked once"
+        yield "watcher", f"keeps {found.watch.keep}, {every}"
 
 
 def _skipped_files(found: JobStatus, now_ms: int) -> Iterator[tuple[str, str]]:

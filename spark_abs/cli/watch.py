@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
 
@@ -18,14 +18,10 @@ from spark_abs.errors import CommitStateUnknown, DamageError, Refused, UsageErro
 from spark_abs.keep import Keep, keep_words
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
-from spark_abs.watch.watcher import Round, look, newest_kept, watching
+from spark_abs.watch.watcher import Round, look, newest_kept, require_apart, watching
 
 KEEP = ("24h:all", "7d:1h")
 """Delta's VACUUM leaves the files of a week."""
-
-
-class _Stopped(BaseException):
-    """A signal has asked for the end."""
 
 
 @click.command(cls=Lists)
@@ -78,19 +74,24 @@ def watch(
     def given() -> tuple[tuple[Place, ...], tuple[Place, ...]]:
         return checkpoints_at(checkpoints, root.storage), tables_at(tables, root.storage)
 
-    for said in warnings(given()[1], words):
+    places = given()
+    require_apart(root, [*places[0], *places[1]])
+    for said in warnings(places[1], words):
         out.say(f"Warning: {said}")
     if once:
-        found, done = look(*given(), newest_kept(root)), Round(None)
-        if found is not None:
-            with watching(root, words) as watcher:
-                done = watcher.round(found)
+        with _signals_stop():
+            found, done = look(*places, newest_kept(root)), Round(None)
+            if found is not None:
+                with watching(root, *places, words) as watcher:
+                    done = watcher.round(found)
         out.result(done, partial(_show, done))
         return
-    with watching(root, words) as watcher, _until_stopped():
+    with suppress(KeyboardInterrupt), _signals_stop(), watching(root, *places, words, every=every) as watcher:
         while True:
             try:
-                found = look(*given(), watcher.newest)
+                places = given()
+                watcher.given(*places)
+                found = look(*places, watcher.newest)
                 if found is not None:
                     done = watcher.round(found)
                     out.result(done, partial(_show, done))
@@ -100,17 +101,15 @@ def watch(
 
 
 @contextmanager
-def _until_stopped() -> Iterator[None]:
-    """Turn SIGTERM and SIGINT into the end of the block."""
+def _signals_stop() -> Iterator[None]:
+    """Let SIGTERM stop the block as Ctrl-C does."""
 
     def stop(_: int, __: FrameType | None) -> None:
-        raise _Stopped
+        raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
-    except (KeyboardInterrupt, _Stopped):
-        return
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -77,6 +77,7 @@ def health(status: JobStatus, now_ms: int, max_age_ms: int | None, max_lag_ms: i
     if status.paused:
         problems.append(paused_said(status.paused, now_ms))
     problems += [without_progress(stage) for stage in status.stages if stage.failing is not None]
+    problems += _damaged(status)
     problems += [f"query {stage.stage} does not run" for stage in status.stages if stage.is_dormant]
     if status.alive is not None and status.aborted is not None and status.aborted.number >= MOST_ABORTED:
         why = status.aborted.detail or status.aborted.reason
@@ -120,11 +121,20 @@ def _watched(status: JobStatus, now_ms: int, max_age_ms: int | None, max_lag_ms:
     age = None if status.moment_ms is None else max(0, now_ms - status.moment_ms)
     if age is not None and all(stage.finished == stage.planned == stage.cut for stage in status.stages):
         age = 0
-    if status.last is None:
+    if status.damaged:
+        problems += _damaged(status)
+    elif status.last is None:
         problems.append("no cut is kept")
     elif age is None:
         problems.append(f"the newest cut, {status.last.id}, cannot be read")
-    elif max_age_ms is not None and age > max_age_ms:
+    if max_age_ms is not None and age is not None and age > max_age_ms:
         problems.append(f"the newest cut is {length(age)} old, more than {length(max_age_ms)} are too many")
     kept = None if status.last is None else status.last.id
     return Health(not problems, tuple(problems), kept, age_ms=age, lag_ms=None, stage=None)
+
+
+def _damaged(status: JobStatus) -> list[str]:
+    if not status.damaged:
+        return []
+    more = f", and {len(status.damaged) - 1} more" if len(status.damaged) > 1 else ""
+    return [f"a checkpoint cannot be read: {status.damaged[0]}{more}; see `spark-abs verify {status.root}`"]

@@ -69,6 +69,20 @@ def asker() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
+def commanded(root: Root) -> Control:
+    """Open `control/` for a command.
+
+    Raises:
+        Refused: it is the root of a watcher.
+    """
+    control = Control.open(root)
+    if control.state.job == WATCHED_JOB:
+        raise Refused(
+            f"{root.uri} is the root of a watcher, which takes no commands: end its process to stop it"
+        )
+    return control
+
+
 def ask_run(
     root: Root,
     command: Command,
@@ -91,11 +105,7 @@ def ask_run(
         Refused: no run is alive, the run ended before it answered, or it refused.
         CheckpointPending: the run has not answered in time.
     """
-    control = Control.open(root)
-    if control.state.job == WATCHED_JOB:
-        raise Refused(
-            f"{root.uri} is the root of a watcher, which takes no commands: end its process to stop it"
-        )
+    control = commanded(root)
     began_ms = now_ms()
     run = _require_alive(root, control.state, began_ms, command.kind)
     control.update(lambda state: ask(state, command))
@@ -143,9 +153,9 @@ def resume_sources(
 
     Raises:
         UsageError: a source is not paused.
-        Refused: as `ask_run`, if a run is alive; or a run began meanwhile.
+        Refused: as `ask_run`, if a run is alive; or a run began meanwhile; or a watcher's root.
     """
-    control = Control.open(root)
+    control = commanded(root)
     before = control.state
     command = new_command(CommandKind.RESUME, now_ms(), stages=stages)
     if is_alive(root, before, now_ms()):

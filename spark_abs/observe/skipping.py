@@ -10,13 +10,12 @@ from spark_abs.channels.channel_log import ChannelLog
 from spark_abs.errors import Refused, UsageError
 from spark_abs.manifest import StageShape
 from spark_abs.model import BatchId, RunId, StageId
-from spark_abs.observe.client import ask_run, carried_out, is_alive, new_command
+from spark_abs.observe.client import ask_run, carried_out, commanded, is_alive, new_command
 from spark_abs.observe.held import open_logs
 from spark_abs.protocol.control import Command, CommandKind, ControlState, SkippedFile, skip
 from spark_abs.protocol.skipped_files import UnfinishedBatch, choose_files, find_files
 from spark_abs.sinks.delta.sink_log import SinkLog
 from spark_abs.snapshots.file_sources import FileSources
-from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 
 
@@ -54,7 +53,7 @@ def skip_files(
             already has the rows of the batch.
         Refused: as `ask_run`, if a run is alive; or a run began meanwhile.
     """
-    control = Control.open(root)
+    control = commanded(root)
     before = control.state
     command = new_command(CommandKind.SKIP_FILE, now_ms(), stages=[stage], files=files)
     if is_alive(root, before, now_ms()):

@@ -28,6 +28,7 @@ from spark_abs.protocol.control import (
     SkippedFile,
     forgotten,
 )
+from spark_abs.protocol.watch import Watch
 from spark_abs.settings import Settings
 from spark_abs.snapshots.identity import identity, of_text
 from spark_abs.snapshots.materialise import METADATA
@@ -194,6 +195,10 @@ class JobStatus:
 
     settings: str = ""
     """Those of the newest run that differ from their defaults, as it started; empty if none are recorded."""
+    watch: Watch | None = None
+    """Of watched queries: what the newest watcher was given. None if an earlier version watched."""
+    damaged: tuple[str, ...] = ()
+    """Why checkpoints that were completed cannot be read."""
     next_cut: tuple[str, ...] = ()
     """Of watched queries: what the next kept cut waits for. Empty if it was not looked for."""
 
@@ -286,6 +291,8 @@ def status_and_activity(
         skipped=skips.number,
         moment_ms=manifest.acked_ms if manifest is not None and state.job == WATCHED_JOB else None,
         unchanged_ms=None if skips.at_ms is None else max(0, now_ms - skips.at_ms),
+        watch=state.watch,
+        damaged=tuple(why for why in (*(row.damage for row in rows), damage) if why is not None),
     )
     return found, activity
 
@@ -411,10 +418,10 @@ def _of_watched(root: Root, kept: StageSnapshot) -> StoredBatches:
         return StoredBatches()
     try:
         place = root.storage.place(kept.directory)
-        metadata = place.read(METADATA)
-        same = metadata is not None and of_text(metadata.decode()) == identity(kept)
+        metadata = place.read_text(METADATA)
+        same = metadata is not None and of_text(metadata) == identity(kept)
         return stored_batches(place) if same else StoredBatches()
-    except (AbsError, OSError, UnicodeDecodeError):
+    except (AbsError, OSError):
         return StoredBatches()
 
 

@@ -29,6 +29,7 @@ from spark_abs.model import (
 from spark_abs.protocol.attempt import Attempt, Rebuilt
 from spark_abs.protocol.change_data import LAST_WINS, ChangeOptions
 from spark_abs.protocol.outside import Mark
+from spark_abs.protocol.watch import Watch
 
 WRAPPED_JOB = "queries"
 """The job name of a root that wrapped queries share."""
@@ -258,6 +259,8 @@ class ControlState:
     outside: tuple[OutsideSink, ...] = ()
     paused: tuple[Paused, ...] = ()
     skipped: tuple[SkippedFile, ...] = ()
+    watch: Watch | None = None
+    """At a watched root; None if an earlier version watched."""
     later: tuple[LaterRecord, ...] = ()
 
     @property

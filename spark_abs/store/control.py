@@ -48,6 +48,7 @@ from spark_abs.protocol.control import (
     claim,
     overtaken,
 )
+from spark_abs.protocol.watch import Watch
 from spark_abs.store.root import Root
 from spark_abs.store.storage import location_of
 from spark_abs.store.table import AddFile, Commit, Table
@@ -67,6 +68,7 @@ _KINDS: dict[str, type] = {
     "outside": OutsideSink,
     "paused": Paused,
     "skipped": SkippedFile,
+    "watch": Watch,
 }
 _FORMATS = {"skipped": 2}
 """The formats of kinds that an earlier version must not overlook: it refuses the root."""
@@ -253,6 +255,7 @@ def _encode(state: ControlState) -> Iterator[dict[str, object]]:
         ("outside", state.outside),
         ("paused", state.paused),
         ("skipped", state.skipped),
+        ("watch", () if state.watch is None else (state.watch,)),
     ):
         for item in items:
             key = item.barrier.id if isinstance(item, Claim) else item.id
@@ -292,5 +295,6 @@ def _decode(rows: list[dict[str, Any]], root: str) -> ControlState | None:
         outside=tuple(found["outside"]),
         paused=tuple(found["paused"]),
         skipped=tuple(found["skipped"]),
+        watch=found["watch"][-1] if found["watch"] else None,
         later=tuple(later),
     )

@@ -37,6 +37,8 @@ class KeptTable:
     """The first version whose commit is in the log; None: there is none."""
     without_log: tuple[int, ...] = ()
     """The cuts whose versions are before that."""
+    of_another: tuple[int, ...] = ()
+    """The cuts of the table that was at this place before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,8 @@ class WatchedFacts:
     root: str
     now_ms: int
     status: JobStatus
-    directories: tuple[str, ...] = ()
-    """Of the queries in the newest kept cut."""
     ahead: Ahead | None = None
-    """None if no cut is kept, or the newest cannot be read."""
+    """None if nothing was watched yet."""
     overdue: bool = False
     """Whether there is a newer cut that a look an hour ago would have found."""
     tables: tuple[KeptTable, ...] = ()
@@ -63,15 +63,14 @@ def gather_watched(root: Root, status: JobStatus, now_ms: int) -> WatchedFacts:
     """
     checkpoints = open_existing(root, WATCHED_JOB)
     kept = () if checkpoints is None else checkpoints.load_all()
-    if not kept:
+    newest = kept[-1] if kept else None
+    if newest is None and status.watch is None:
         return WatchedFacts(root.uri, now_ms, status)
-    newest = kept[-1]
-    ahead = look_ahead(root, newest)
+    ahead = look_ahead(root, status.watch, newest)
     return WatchedFacts(
         root.uri,
         now_ms,
         status,
-        directories=tuple(part.directory for part in newest.stages if part.directory),
         ahead=ahead,
         overdue=has_older_cut(ahead, newest, now_ms - _OVERDUE_MS),
         tables=tuple(_tables(ahead, kept)),
@@ -88,6 +87,13 @@ def _tables(ahead: Ahead, kept: Sequence[Manifest]) -> Iterator[KeptTable]:
             for output in part.outputs
             if output.table_id == table.id and output.version not in (None, NO_TABLE)
         ]
+        others = {
+            int(cut.id)
+            for cut in kept
+            for part in cut.stages
+            for output in part.outputs
+            if output.table == table.uri and output.table_id != table.id
+        }
         older = [cut for cut, version in needs if version < table.version]
         oldest = min(older, key=lambda cut: cut.acked_ms, default=None)
         begins = min(versions_in(table.place.fs, table.place.path), default=None)
@@ -99,18 +105,21 @@ def _tables(ahead: Ahead, kept: Sequence[Manifest]) -> Iterator[KeptTable]:
             without_log=tuple(
                 int(cut.id) for cut, version in needs if begins is not None and version < begins
             ),
+            of_another=tuple(sorted(others)),
         )
 
 
 def watched_diagnoses(facts: WatchedFacts) -> tuple[Diagnosis, ...]:
     """Return what is wrong with a watched root: what keeps new cuts away first. A healthy one has nothing."""
-    looks = (_away, _passed_over, _unread, _no_cut, _lost, _tables_cleaned)
+    looks = (_away, _passed_over, _unread, _no_cut, _lost, _made_anew, _tables_cleaned)
     return tuple(found for look in looks for found in look(facts))
 
 
 def _away(facts: WatchedFacts) -> Iterator[Diagnosis]:
     status, ahead = facts.status, facts.ahead
     broke = status.killed or (status.run is not None and (status.run.ended or "").startswith("failed"))
+    if status.watch is not None and not status.watch.every:
+        broke = broke and ahead is not None and ahead.ready_ms is not None  # the next one finds the rest
     missed = facts.overdue or (ahead is not None and bool(ahead.lost))
     if status.alive is not None or not (broke or missed):
         return
@@ -119,8 +128,11 @@ def _away(facts: WatchedFacts) -> Iterator[Diagnosis]:
     yield Diagnosis(
         "watcher-away",
         f"No watcher is at work{how}; {_newest(facts)}{why}",
-        "Start it again with the checkpoint directories and tables of its queries, and with the --keep that "
-        "it had: without it, cuts are deleted that the default does not keep",
+        "Start it again"
+        if status.watch is not None
+        else "Start it again with the checkpoint directories "
+        "and tables of its queries, and with the --keep that it had: without it, cuts are deleted that the "
+        "default does not keep",
         _watch(facts),
     )
 
@@ -144,7 +156,7 @@ def _unread(facts: WatchedFacts) -> Iterator[Diagnosis]:
     if facts.ahead is not None and facts.ahead.unread:
         yield Diagnosis(
             "unreadable",
-            f"The queries and tables of the newest cut cannot be read from here: {facts.ahead.unread}",
+            f"What is watched cannot be read from here: {facts.ahead.unread}",
             "If the watcher can read them, ask on its machine; otherwise repair what is named, or leave a "
             "query out that is gone for good: until then no look keeps anything",
         )
@@ -152,15 +164,17 @@ def _unread(facts: WatchedFacts) -> Iterator[Diagnosis]:
 
 def _no_cut(facts: WatchedFacts) -> Iterator[Diagnosis]:
     ahead = facts.ahead
-    if ahead is None or not ahead.waits or ahead.since_ms is None:
+    if ahead is None or not ahead.waits:
         return
-    if facts.now_ms - ahead.since_ms < _OVERDUE_MS:
+    since_ms = facts.status.moment_ms if ahead.since_ms is None else ahead.since_ms
+    if since_ms is None or facts.now_ms - since_ms < _OVERDUE_MS:
         return
+    then = "" if facts.status.moment_ms is None else " since then"
+    oldest = "" if ahead.since_ms is None else f", the oldest of {length(facts.now_ms - since_ms)} ago"
     more = f"; and {len(ahead.waits) - 1} more such pairs" if len(ahead.waits) > 1 else ""
     yield Diagnosis(
         "no-aligned-cut",
-        f"{_newest(facts)}, and no batches since then fit together, the oldest of "
-        f"{length(facts.now_ms - ahead.since_ms)} ago: {ahead.waits[0]}{more}",
+        f"{_newest(facts)}, and no batches{then} fit together{oldest}: {ahead.waits[0]}{more}",
         "Let the query that is behind catch up; leave out the directory of one that will never run again",
         typed(facts.root, "status"),
     )
@@ -180,13 +194,25 @@ def _lost(facts: WatchedFacts) -> Iterator[Diagnosis]:
         )
 
 
+def _made_anew(facts: WatchedFacts) -> Iterator[Diagnosis]:
+    for table in facts.tables:
+        if table.of_another:
+            yield Diagnosis(
+                "table-made-anew",
+                f"Table {table.uri} was dropped and made anew: {_counted(table.of_another)} of the table "
+                "before, and no rewind goes back there",
+                "Rewind to a later moment; these cuts go when they are too old (--keep)",
+                typed(facts.root, "list"),
+            )
+
+
 def _tables_cleaned(facts: WatchedFacts) -> Iterator[Diagnosis]:
     for table in facts.tables:
         if table.without_log:
             yield Diagnosis(
                 "tables-cleaned",
-                f"The log of table {table.uri} begins at version {table.log_begins}, and {_cuts(table)} "
-                "refused",
+                f"The log of table {table.uri} begins at version {table.log_begins}, and "
+                f"{_counted(table.without_log)} of versions before that: a rewind there is refused",
                 "Set the property delta.logRetentionDuration to the age up to which cuts are kept, or keep "
                 "them for less (--keep)",
                 typed(facts.root, "list"),
@@ -207,11 +233,9 @@ def _tables_cleaned(facts: WatchedFacts) -> Iterator[Diagnosis]:
                 )
 
 
-def _cuts(table: KeptTable) -> str:
-    first, *rest = table.without_log
-    if rest:
-        return f"{len(rest) + 1} kept cuts, the first {first}, are of older ones: a rewind to them is"
-    return f"kept cut {first} is of an older one: a rewind to it is"
+def _counted(cuts: Sequence[int]) -> str:
+    first, *rest = cuts
+    return f"{len(rest) + 1} kept cuts, the first {first}, are" if rest else f"kept cut {first} is"
 
 
 def _newest(facts: WatchedFacts) -> str:
@@ -222,8 +246,11 @@ def _newest(facts: WatchedFacts) -> str:
 
 
 def _watch(facts: WatchedFacts) -> str:
-    """Return the command of a watcher of the queries and tables that the newest cut names."""
-    given = ["--checkpoints", *facts.directories] if facts.directories else []
-    tables = [table.uri for table in facts.tables]
-    given += ["--tables", *tables] if tables else []
-    return typed(facts.root, "watch", *map(shlex.quote, given)) if given else ""
+    """Return the command that starts the watcher again; nothing if an earlier version watched."""
+    watch = facts.status.watch
+    if watch is None:
+        return ""
+    tables = ("--tables", *watch.tables) if watch.tables else ()
+    every = ("--every", watch.every) if watch.every else ("--once",)
+    given = ("--checkpoints", *watch.checkpoints, *tables, "--keep", *watch.keep.split(), *every)
+    return typed(facts.root, "watch", *map(shlex.quote, given))

@@ -21,6 +21,7 @@ from spark_abs.errors import (
     CommitStateUnknown,
     DamageError,
     RunAlive,
+    UsageError,
 )
 from spark_abs.keep import Keep
 from spark_abs.manifest import Manifest, StageSnapshot
@@ -30,6 +31,7 @@ from spark_abs.model import Barrier, CheckpointId, CheckpointKind, RunId
 from spark_abs.observe.status import lease_timeout_ms, live_run
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol.control import WATCHED_JOB, Aborted
+from spark_abs.protocol.watch import Watch
 from spark_abs.rewind.query import QueryFacts
 from spark_abs.rewind.survey import Survey, survey
 from spark_abs.snapshots.capture import CaptureIncomplete
@@ -95,20 +97,40 @@ def newest_kept(root: Root) -> Manifest | None:
 
 
 @contextmanager
-def watching(root: Root, keep: Keep, failpoint: Failpoint = no_failpoint) -> Iterator[Watcher]:
+def watching(
+    root: Root,
+    checkpoints: Sequence[Place],
+    tables: Sequence[Place],
+    keep: Keep,
+    *,
+    every: str = "",
+    failpoint: Failpoint = no_failpoint,
+) -> Iterator[Watcher]:
     """Own a root as its watcher, until the block ends.
 
+    Args:
+        root: where cuts are kept.
+        checkpoints: of the queries.
+        tables: those that the queries write.
+        keep: how long cuts are kept.
+        every: the time between two looks, as it was given; empty for one look.
+        failpoint: for tests.
+
     Raises:
+        UsageError: the root is not a directory of its own.
         RunAlive: another watcher is at work.
         Refused: the root belongs to a job.
     """
+    require_apart(root, (*checkpoints, *tables))
     control = Control.create(root, WATCHED_JOB, now_ms())
     newest = _require_alone(root, control)
+    given = watch_of(checkpoints, tables, keep, every)
 
     def begin(state: ledger.ControlState) -> ledger.ControlState:
         if state.newest_run != newest:
             raise RunAlive(f"another watcher of {root.uri} has begun meanwhile, as run {state.newest_run}")
-        return ledger.begin_run(state, socket.gethostname(), os.getpid(), now_ms())
+        state = ledger.begin_run(state, socket.gethostname(), os.getpid(), now_ms())
+        return replace(state, watch=given)
 
     failpoint("watch.begin.before")
     run = control.update(begin).runs[-1].id
@@ -116,11 +138,11 @@ def watching(root: Root, keep: Keep, failpoint: Failpoint = no_failpoint) -> Ite
     how = "stopped"
     try:
         with holding_lease(root, run):
-            checkpoints = Checkpoints.open(root, WATCHED_JOB)
-            checkpoints.fence(run)
+            manifests = Checkpoints.open(root, WATCHED_JOB)
+            manifests.fence(run)
             failpoint("watch.fence.after")
-            storage = StateStorage.open(root, WATCHED_JOB, run, checkpoints.load_all(), failpoint)
-            yield Watcher(root, control, checkpoints, storage, keep=keep, failpoint=failpoint)
+            storage = StateStorage.open(root, WATCHED_JOB, run, manifests.load_all(), failpoint)
+            yield Watcher(root, control, manifests, storage, keep=keep, failpoint=failpoint)
     except Exception as error:
         how = f"failed: {error}".partition("\n")[0]
         raise
@@ -128,6 +150,30 @@ def watching(root: Root, keep: Keep, failpoint: Failpoint = no_failpoint) -> Ite
         with suppress(OSError, AbsError):
             control.update(lambda state: ledger.end_run(state, run, how))
             renew(root, own_lease(run, now_ms()), now_ms(), ended=True)
+
+
+def require_apart(root: Root, given: Sequence[Place]) -> None:
+    """Refuse a root in a checkpoint directory or a table, or around one: what cleans one would see the other.
+
+    Raises:
+        UsageError: it is.
+    """
+    own = f"{root.uri}/"
+    for place in given:
+        if own.startswith(f"{place.uri}/") or place.uri.startswith(own):
+            raise UsageError(
+                f"the root {root.uri} and {place} are not apart: give a root that is a directory of its own"
+            )
+
+
+def watch_of(checkpoints: Sequence[Place], tables: Sequence[Place], keep: Keep, every: str) -> Watch:
+    """Return what a root records of its watcher."""
+    return Watch(
+        tuple(sorted(place.uri for place in checkpoints)),
+        tuple(sorted(place.uri for place in tables)),
+        str(keep),
+        every,
+    )
 
 
 def _require_alone(root: Root, control: Control) -> RunId | None:
@@ -163,6 +209,25 @@ class Watcher:
         """The manifest that was made last."""
         manifests = self._checkpoints.load_all()
         return manifests[-1] if manifests else None
+
+    def given(self, checkpoints: Sequence[Place], tables: Sequence[Place]) -> None:
+        """Record to which places the patterns of the watcher lead now.
+
+        Raises:
+            Fenced: another watcher has taken over.
+            OSError: the store cannot be read or written now.
+        """
+        before = self._control.state.watch
+        assert before is not None
+        now = watch_of(checkpoints, tables, self._keep, before.every)
+
+        def record(state: ledger.ControlState) -> ledger.ControlState:
+            ledger.require_current(state, self._storage.run)
+            return replace(state, watch=now)
+
+        if now != before:
+            require_apart(self._root, (*checkpoints, *tables))
+            self._control.update(record)
 
     def round(self, found: Survey) -> Round:
         """Keep the newest cut whose files are all there; then remove what need not be kept.

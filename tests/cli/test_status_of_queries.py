@@ -209,7 +209,7 @@ def test_the_first_line_of_a_watched_root_is_the_age_of_the_newest_cut(
         first,
     )
     assert any(re.fullmatch(r"newest cut 1, of .* ago, kept .* ago", line) for line in lines)
-    with watching(world.root, keep_words("24h:all")):
+    with watching(world.root, *world.places(), keep_words("24h:all"), every="10m"):
         first = watched("status").stdout.splitlines()[0]
         assert first.startswith("watched-queries: a watcher is at work, the newest cut is 1, ")
     (row,) = Path(world.root.path("checkpoints")).glob("00000001-*.parquet")

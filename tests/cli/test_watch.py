@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from deltalake import DeltaTable
 from spark_abs.cli.main import main
 from spark_abs.cli.root_command import Context
 from spark_abs.store.control import Control
+from spark_abs.watch.watcher import Watcher
 from tests.watched_queries import WatchedWorld
 
 
@@ -119,3 +121,26 @@ def test_commands_that_are_for_jobs_say_so(world: WatchedWorld) -> None:
     root = world.root.uri
     assert f"`spark-abs rewind --root {root}`" in call("restore", root, "--to", "1", exits=1).stderr
     assert "root of a watcher" in call("stop", root, exits=1).stderr
+
+
+def test_a_root_is_a_directory_of_its_own(world: WatchedWorld) -> None:
+    given = ["--checkpoints", f"{world.base}/c/*", "--tables", f"{world.base}/t/*", "--once"]
+    for root in (world.base, world.base / "c", world.base / "c/gold", world.base / "t/gold/kept"):
+        assert (
+            "give a root that is a directory of its own" in call("watch", str(root), *given, exits=2).stderr
+        )
+        assert not (root / "control").exists()
+
+
+def test_a_signal_that_ends_a_single_look_is_no_kill(
+    world: WatchedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def round_(_: Watcher, __: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Watcher, "round", round_)
+    watch(world, "--once", exits=1)
+    run = Control.open(world.root).state.run
+    assert run is not None
+    assert run.ended == "stopped"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

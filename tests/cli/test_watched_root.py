@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from spark_abs.keep import keep_words
 from spark_abs.watch.watcher import watching
@@ -117,7 +119,7 @@ def test_a_watcher_that_is_away_is_missed_when_there_is_a_newer_cut(world: Watch
         away["said"],
     )
     assert away["command"].startswith(f"spark-abs watch {world.root.uri} --checkpoints {world.base}/c/")
-    with watching(world.root, keep_words("24h:all")):
+    with watching(world.root, *world.places(), keep_words("24h:all"), every="10m"):
         assert doctor(world, 2).keys() == {"cuts-passed-over"}
 
 
@@ -125,7 +127,7 @@ def test_batches_that_spark_deletes_before_a_look_are_named(world: WatchedWorld)
     world.run(60)
     world.settle()
     world.purge(retained=3)
-    with watching(world.root, keep_words("24h:all")):
+    with watching(world.root, *world.places(), keep_words("24h:all"), every="10m"):
         found = after(world).json("doctor", exits=1)
     assert {one["kind"] for one in found} == {"deleted-before-kept"}
     stages = {stage["stage"]: stage for stage in after(world).json("status")["stages"]}
@@ -169,3 +171,72 @@ def test_tables_whose_logs_are_cleaned_before_their_cuts_are_named(world: Watche
     (found,) = doctor(world).values()
     assert f"t/bronze begins at version {newest}, and " in found["said"]
     assert kept.kept is not None
+
+
+def test_a_table_that_was_made_anew_is_named(world: WatchedWorld) -> None:
+    gold = Path(world.base / "t/gold")
+    rows = DeltaTable(str(gold)).to_pyarrow_table()
+    shutil.rmtree(gold)
+    write_deltalake(str(gold), rows)
+    found = doctor(world)["table-made-anew"]
+    assert f"Table {gold} was dropped and made anew: kept cut 1 is of the table before" in found["said"]
+
+
+def test_the_root_records_what_the_watcher_was_given(world: WatchedWorld) -> None:
+    extra = world.base / "t/of-nobody"
+    write_deltalake(str(extra), pa.table({"n": [1]}))
+    world.run(10)
+    world.settle()
+    with watching(world.root, *world.places(), keep_words("24h:all 7d:1h"), every="5m") as watcher:
+        found = after(world).json("status")["watch"]
+        assert found["tables"] == sorted(map(str, (world.base / "t").iterdir()))
+        assert "keeps 3 1d:all 7d:1h, looks every 5m" in after(world)("status").stdout
+        fewer = [place for place in world.places()[1] if place.uri != str(extra)]
+        watcher.given(world.places()[0], fewer)
+        assert str(extra) not in after(world).json("status")["watch"]["tables"]
+        watcher.given(*world.places())
+    (world.base / "c/silver/metadata").write_text("torn")
+    world.base.joinpath("c/silver/commits/\N{SUPERSCRIPT TWO}").touch()
+    assert doctor(world).keys() == {"unreadable"}
+
+
+def test_a_root_that_has_kept_nothing_says_what_it_waits_for(tmp_path: Path) -> None:
+    world = WatchedWorld(tmp_path / "live", "chain", seed=3, files=120)
+    step(world, "bronze", 2)
+    for query in world.queries():
+        query.start()
+    with watching(world.root, *world.places(), keep_words("24h:all"), every="10m"):
+        waits = after(world).json("status")["next_cut"]
+        assert [said.split()[2] for said in waits] == ["'gold'", "'silver'"]
+        (found,) = doctor(world, 2).values()
+        assert (found["kind"], "no cut is kept" in found["said"]) == ("no-aligned-cut", True)
+
+
+def test_a_query_whose_log_is_gone_is_waited_for(world: WatchedWorld) -> None:
+    shutil.rmtree(world.base / "c/gold/commits")
+    assert next_cut(world) == ["waits: query 'gold' has no batch that can be resumed"]
+    assert doctor(world, 2).keys() == {"no-aligned-cut"}
+
+
+def test_damaged_cuts_are_told_beside_those_that_are_whole(world: WatchedWorld) -> None:
+    world.run(10)
+    world.settle()
+    kept = world.watch().kept
+    assert kept is not None
+    (row,) = Path(world.root.path("checkpoints")).glob(f"{kept:08d}-*.parquet")
+    row.write_bytes(row.read_bytes()[:-20])
+    said = after(world)("health", exits=1).stdout
+    assert said.startswith(f"unhealthy: a checkpoint cannot be read: checkpoints/{row.name}: ")
+    shown = after(world).json("status")
+    assert (shown["last"]["id"], len(shown["damaged"])) == (1, 1)
+    assert "damaged" in after(world)("status").stdout
+    (first,) = Path(world.root.path("checkpoints")).glob("00000001-*.parquet")
+    first.write_bytes(b"")
+    said = after(world)("health", exits=1).stdout
+    assert "and 1 more; see `spark-abs verify " in said
+    assert "no cut is kept" not in said
+
+
+def test_commands_of_jobs_are_refused(world: WatchedWorld) -> None:
+    for command in (["resume"], ["skip-file", "gold", "a"], ["pause"], ["stop"]):
+        assert "takes no commands" in after(world)(*command, exits=1).stderr

@@ -235,7 +235,7 @@ def test_of_two_watchers_one_works(tmp_path: Path) -> None:
     world.settle()
     found = look(*world.places(), newest_kept(world.root))
     assert found is not None
-    with watching(world.root, keep_words("24h:all")) as one:
+    with watching(world.root, *world.places(), keep_words("24h:all")) as one:
         with pytest.raises(RunAlive, match="is watched already"):
             world.watch()
         # One that was frozen, and replaced by another: it can commit no more.

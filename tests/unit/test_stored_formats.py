@@ -74,6 +74,7 @@ from spark_abs.protocol.control import (
 )
 from spark_abs.protocol.evaluation import Staged
 from spark_abs.protocol.outside import Mark
+from spark_abs.protocol.watch import Watch
 from spark_abs.sinks.delta.commit_metadata import (
     CommittedEpoch,
     PlannedBatch,
@@ -264,6 +265,14 @@ def test_an_earlier_version_refuses_a_root_whose_stages_skip_files(tmp_path: Pat
         Control.open(root).update(lambda state: skip(state, [one]))
 
 
+def test_what_a_watcher_was_given_is_read_back_and_an_earlier_version_had_none(tmp_path: Path) -> None:
+    control = Control.create(Root(str(tmp_path)), "watched-queries", 1)
+    assert control.state.watch is None
+    watch = Watch(("/c/a", "/c/b"), (), "3 1d:all", "10m")
+    control.update(lambda state: dataclasses.replace(state, watch=watch))
+    assert Control.open(Root(str(tmp_path))).state.watch == watch
+
+
 def test_a_sink_commit_from_before_it_told_what_batches_read() -> None:
     old = '{"sink":"j/s/o","attempt":1,"run":1,"batch":3,"barrier":null,"cancel":null,"restored":null,"v":1}'
     assert from_json(SinkMetadata, old) == SinkMetadata("j/s/o", AttemptId(1), RunId(1), BatchId(3))
@@ -281,6 +290,7 @@ def words_of_the_record() -> set[str]:
         *(LookupVersion, Position, Barrier, EntryMetadata, Attempt, Run, Claim, Aborted, Command, Lease),
         *(SinkMetadata, PlannedBatch, Rebuilt, StartedFunctions, Staged, OutsideSink, Mark, Postgres, Kafka),
         *(Paused, SkippedFile, RunActivity, Skips, StageActivity, Backlog, Late, Disk, Earlier, Longest),
+        Watch,
         *(Iceberg, IcebergMark, Kept, EpochTable, CommittedEpoch, ChangeOptions, Tombstones, TombstoneFile),
     ],
 )

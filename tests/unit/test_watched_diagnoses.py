@@ -13,6 +13,7 @@ from spark_abs.model import AttemptId, CheckpointId, RunId
 from spark_abs.observe.listing import CheckpointRow
 from spark_abs.observe.status import JobStatus, LiveRun
 from spark_abs.protocol.control import WATCHED_JOB, Aborted, Run
+from spark_abs.protocol.watch import Watch
 from spark_abs.rewind.survey import Survey
 from spark_abs.watch.ahead import Ahead, Lost
 from spark_abs.watch.diagnoses import KeptTable, WatchedFacts, watched_diagnoses
@@ -21,6 +22,7 @@ from spark_abs.watch.pins import CleanUp
 NOW = 10_000_000_000
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 RUN = Run(RunId(2), AttemptId(1), "host", 1, NOW - DAY, ended="stopped")
+WATCH = Watch(("/c/silver", "/c/gold"), ("/t/gold", "/t/of nobody"), "3 24h:all 7d:1h", "5m")
 STATUS = JobStatus(
     root="/kept/a shop",
     job=WATCHED_JOB,
@@ -36,6 +38,7 @@ STATUS = JobStatus(
     last_aborted=Aborted(CheckpointId(13), AbortReason.DECLINED, "state/0/0/41.delta is gone"),
     pending=(),
     moment_ms=NOW - 2 * HOUR,
+    watch=WATCH,
 )
 VACUUM = CleanUp("delta.deletedFileRetentionDuration", "VACUUM may delete files of versions", 2 * DAY)
 TABLE = KeptTable("/t/gold", (VACUUM,), oldest=(3, NOW - 2 * DAY), log_begins=0)
@@ -43,7 +46,6 @@ HEALTHY = WatchedFacts(
     "/kept/a shop",
     NOW,
     STATUS,
-    directories=("/c/silver", "/c/gold"),
     ahead=Ahead(ready_ms=NOW - MINUTE, since_ms=NOW - MINUTE, found=Survey((), (), Pipeline({}), ())),
     tables=(TABLE,),
 )
@@ -88,6 +90,11 @@ WRONG: dict[str, tuple[WatchedFacts, tuple[str, ...], WatchedFacts]] = {
         ("Nothing goes back to batches 13 to 39 of query gold",),
         replace(given(alive=True), ahead=Ahead(ready_ms=NOW)),
     ),
+    "table-made-anew": (
+        replace(HEALTHY, tables=(replace(TABLE, of_another=(1, 2, 5)),)),
+        ("Table /t/gold was dropped and made anew: 3 kept cuts, the first 1, are of the table before",),
+        HEALTHY,
+    ),
     "tables-cleaned": (
         replace(HEALTHY, tables=(replace(TABLE, oldest=(3, NOW - 3 * DAY)),)),
         ("Table /t/gold: VACUUM may delete files", "older than 2.0 d, and cut 3 is 3.0 d old"),
@@ -127,18 +134,52 @@ def test_what_spark_has_deleted_while_no_watcher_was_there_is_told_with_it() -> 
     facts = replace(HEALTHY, ahead=Ahead(ready_ms=NOW, lost=(Lost("gold", 13, 13),)))
     away, lost = watched_diagnoses(facts)
     assert (away.kind, "back to batch 13 of query gold" in lost.said) == ("watcher-away", True)
-    assert away.command == ("spark-abs watch '/kept/a shop' --checkpoints /c/silver /c/gold --tables /t/gold")
+    assert away.command == (
+        "spark-abs watch '/kept/a shop' --checkpoints /c/silver /c/gold --tables /t/gold '/t/of nobody' "
+        "--keep 3 24h:all 7d:1h --every 5m"
+    )
+
+
+def test_a_watcher_that_looked_once_and_was_killed_is_missed_only_if_there_is_a_newer_cut() -> None:
+    once = replace(STATUS, killed=True, watch=replace(WATCH, every=""))
+    (found,) = watched_diagnoses(replace(HEALTHY, status=once))
+    assert (found.kind, found.command.endswith(" --once")) == ("watcher-away", True)
+    assert watched_diagnoses(replace(HEALTHY, status=once, ahead=Ahead())) == ()
+
+
+def test_a_root_that_has_kept_nothing_says_why() -> None:
+    begun = {"last": None, "moment_ms": None, "run": replace(RUN, ended=None)}
+    (found,) = watched_diagnoses(
+        replace(given(alive=True, **begun), ahead=Ahead(waits=(PAIR,), since_ms=NOW - DAY))
+    )
+    assert found.kind == "no-aligned-cut"
+    assert found.said.startswith("no cut is kept, and no batches fit together, the oldest of 1.0 d ago: ")
+    (found,) = watched_diagnoses(replace(given(alive=True, **begun), overdue=True))
+    assert (found.kind, found.said.endswith("and no cut is kept")) == ("cuts-passed-over", False)
+
+
+def test_a_query_whose_batches_are_gone_keeps_cuts_away() -> None:
+    (found,) = watched_diagnoses(replace(HEALTHY, ahead=Ahead(waits=("query 'gold' has no batch",))))
+    assert found.said.endswith("no batches since then fit together: query 'gold' has no batch")
+
+
+def test_of_a_root_of_an_earlier_version_there_is_no_command() -> None:
+    (found,) = watched_diagnoses(given(killed=True, watch=None))
+    assert (found.command, "with the --keep that it had" in found.then) == ("", True)
 
 
 def test_cuts_whose_versions_are_gone_from_a_log_are_counted() -> None:
     gone = replace(TABLE, oldest=(3, NOW - 60 * DAY), log_begins=50, without_log=(3, 4, 5))
     (found,) = watched_diagnoses(replace(HEALTHY, tables=(gone,)))
     assert found.said == (
-        "The log of table /t/gold begins at version 50, and 3 kept cuts, the first 3, are of older ones: a "
-        "rewind to them is refused"
+        "The log of table /t/gold begins at version 50, and 3 kept cuts, the first 3, are of versions "
+        "before that: a rewind there is refused"
     )
     (found,) = watched_diagnoses(replace(HEALTHY, tables=(replace(gone, without_log=(3,)),)))
-    assert "begins at version 50, and kept cut 3 is of an older one: a rewind to it is refused" in found.said
+    assert (
+        "begins at version 50, and kept cut 3 is of versions before that: a rewind there is refused"
+        in found.said
+    )
 
 
 def test_every_command_is_one_that_there_is() -> None:
