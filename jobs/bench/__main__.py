@@ -12,6 +12,7 @@ from rich.console import Console
 
 from bench import (
     big_state,
+    busy,
     commits,
     epochs,
     flink,
@@ -57,6 +58,7 @@ def _groups(
         "hop": lambda: hop.figures(session(), base, runs, console),
         "visible": lambda: visible.figures(session(), base, runs, console),
         "idle": lambda: idle.figures(session(), base, runs, console),
+        "busy": lambda: busy.figures(session(), base, runs, console),
         "start": lambda: starting.figures(session(), base, runs, console),
         "wide": lambda: wide.figures(session(), base, runs, console),
         "overhead": lambda: overhead.figures(session(), base / "overhead", runs, console),
@@ -92,8 +94,9 @@ def main(
 ) -> None:
     """Measure GROUPS, all of them if none is named; flink only where `make bench-flink` says where it is.
 
-    They are: commits, watching, moments, planning, deciding, reading, disk, hop, visible, idle, start, wide,
-    overhead, recovery, outside, repeats, epochs, flink, nexmark, slow, overtaking, functions, state, job.
+    They are: commits, watching, moments, planning, deciding, reading, disk, hop, visible, idle, busy, start,
+    wide, overhead, recovery, outside, repeats, epochs, flink, nexmark, slow, overtaking, functions, state,
+    job.
     """
     os.chdir(Path(__file__).parents[2])
     with tempfile.TemporaryDirectory(prefix="spark-abs-bench-", ignore_cleanup_errors=True) as base:

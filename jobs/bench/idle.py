@@ -6,7 +6,7 @@ Without input, and with a row a second into one of the three sources.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from spark_abs.run.run import Run
 
 INTERVALS = ("10s", "1s")
-_SOURCES = ("clicks", "orders", "payments")
+SOURCES = ("clicks", "orders", "payments")
 _WAYS = {"skipped": True, "taken": False}
 _SETTLES_S, _IDLE_S = 15.0, 60.0
 
@@ -36,30 +36,37 @@ def _same(frame: DataFrame) -> DataFrame:
     return frame
 
 
-def _declare(spark: SparkSession, base: Path, interval: str, skip_unchanged: bool) -> spark_abs.Job:
+def declare(
+    spark: SparkSession,
+    base: Path,
+    interval: str,
+    *,
+    skip_unchanged: bool = True,
+    last: Callable[[DataFrame], DataFrame] = _same,
+) -> spark_abs.Job:
     """Declare three sources, a stage after each, a stage of two of these, one of all, and the last."""
     job = spark_abs.Job(
-        "idle", root=str(base / "root"), spark=spark, interval=interval, skip_unchanged=skip_unchanged
+        "nine", root=str(base / "root"), spark=spark, interval=interval, skip_unchanged=skip_unchanged
     )
     cleaned = []
-    for name in _SOURCES:
+    for name in SOURCES:
         path = str(base / name)
         spark.range(1000).write.parquet(path)
         rows = job.source(name, spark.readStream.schema("id long").parquet(path))
         cleaned.append(job.stage(f"clean_{name}", [rows], _same))
     first = job.stage("first", cleaned[:2], lambda one, other: one.union(other))
     everything = job.stage("everything", [first, cleaned[2]], lambda one, other: one.union(other))
-    job.sink("out", job.stage("last", [everything], _same), table=str(base / "out"))
+    job.sink("out", job.stage("last", [everything], last, output_mode="update"), table=str(base / "out"))
     return job
 
 
 @contextmanager
 def _idle(spark: SparkSession, base: Path, interval: str, skip_unchanged: bool) -> Iterator[Run]:
     """Run the job, and wait until all rows are through."""
-    run = _declare(spark, base, interval, skip_unchanged).start()
+    run = declare(spark, base, interval, skip_unchanged=skip_unchanged).start()
     try:
         wait(lambda: any(progress["numInputRows"] for progress in run.query("last").recentProgress))
-        for name in (*_SOURCES, *(f"clean_{name}" for name in _SOURCES), "first", "everything", "last"):
+        for name in (*SOURCES, *(f"clean_{name}" for name in SOURCES), "first", "everything", "last"):
             run.query(name).processAllAvailable()
         yield run
     finally:
@@ -107,7 +114,7 @@ def _rows(base: Path, seconds: float) -> None:
     """Write a file with one row each second."""
     rows = pa.table({"id": pa.array([1], pa.int64())})
     for _ in range(int(seconds)):
-        folder = base / _SOURCES[0]
+        folder = base / SOURCES[0]
         name = f"{len(list(folder.iterdir())):06}.parquet"
         pq.write_table(rows, base / name)
         (base / name).rename(folder / name)  # whole, or not there
