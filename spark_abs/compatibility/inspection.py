@@ -25,7 +25,7 @@ from spark_abs.plan.frames import Frames, build_frames, check_frames, draft_gate
 from spark_abs.plan.graph import JobGraph
 from spark_abs.plan.lookups import open_lookups
 from spark_abs.plan.specs import JobSpec
-from spark_abs.plan.tables import refuse_own_reads, refuse_shared_sinks
+from spark_abs.plan.tables import refuse_around_root, refuse_own_reads, refuse_shared_sinks
 from spark_abs.protocol.changes import Comparison, Recorded, Verdict
 from spark_abs.protocol.compare import compare
 from spark_abs.protocol.restarts import policy_of
@@ -106,6 +106,7 @@ def draft(job: JobSpec) -> Drafted:
     policy_of(job.settings)
     if kept := apply_storage_conf(job.spark, job.root.storage, job.locations):
         log.info("the session keeps the settings of the job's stores until it ends: %s", kept)
+    refuse_around_root((sink.written for sink in graph.sinks if sink.written is not None), job.root)
     refuse_shared_sinks(graph.sinks, job.root.storage)
     lookups = open_lookups(job, _pinned(job))
     with copied_logs(job) as tracking:

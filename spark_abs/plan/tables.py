@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from spark_abs.errors import DamageError, GraphError
+from spark_abs.errors import DamageError, GraphError, UsageError
 from spark_abs.model import StageId
 from spark_abs.plan.graph import JobGraph, SinkDecl
 from spark_abs.spark.plan_facts import PlanFacts
+from spark_abs.store.root import DIRECTORIES, Root
 from spark_abs.store.storage import Storage
 from spark_abs.store.table import Table
 
@@ -57,6 +58,25 @@ def refuse_shared_sinks(sinks: Sequence[SinkDecl], storage: Storage) -> None:
                     f"sinks {other.name!r} and {sink.name!r} write the same table {_paths(same, table)}: a "
                     "table has one writer; give one of them another table"
                 )
+
+
+def refuse_around_root(tables: Iterable[str], root: Root) -> None:
+    """Refuse a table that holds the root of the job, or is among what the job makes there.
+
+    Delta's VACUUM deletes what it does not know below a table, and a clean-up of the root does so there.
+
+    Raises:
+        UsageError: names the table.
+    """
+    for uri in tables:
+        table = root.storage.place(uri)
+        if table.holds(root.top):
+            raise UsageError(
+                f"the root {root.uri} is in table {table}, whose VACUUM would delete it: give "
+                "another root or another table"
+            )
+        if any(root.place(name).holds(table) for name in DIRECTORIES):
+            raise UsageError(f"table {table} is among the files of the root {root.uri}: give another table")
 
 
 def refuse_own_reads(graph: JobGraph, plans: Mapping[StageId, PlanFacts], storage: Storage) -> None:

@@ -11,6 +11,9 @@ from spark_abs.errors import DamageError
 from spark_abs.model import AttemptId, ChannelId, checked_name, is_number
 from spark_abs.store.storage import DEFAULTS, Place, Storage, root_location
 
+DIRECTORIES = ("channels", "checkpoints", "control", "history", "native", "staging", "state", "tombstones")
+"""What a job makes below its root."""
+
 
 @dataclass(frozen=True)
 class Root:

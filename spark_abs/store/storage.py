@@ -285,6 +285,11 @@ class Place:
         """Return a place below this one."""
         return Place(f"{self.uri}/{relative}", self.storage)
 
+    def holds(self, other: Place) -> bool:
+        """Say whether another place is this one or below it, whatever symbolic links lead there."""
+        mine, theirs = (os.path.realpath(uri) if os.path.isabs(uri) else uri for uri in (self.uri, other.uri))
+        return f"{theirs}/".startswith(f"{mine}/")
+
     def exists(self) -> bool:
         """Say whether the place exists. In an object store a directory exists if it has content."""
         return bool(self.fs.get_file_info(self.path).type != fs.FileType.NotFound)

@@ -158,9 +158,8 @@ def require_apart(root: Root, given: Sequence[Place]) -> None:
     Raises:
         UsageError: it is.
     """
-    own = f"{root.uri}/"
     for place in given:
-        if own.startswith(f"{place.uri}/") or place.uri.startswith(own):
+        if place.holds(root.top) or root.top.holds(place):
             raise UsageError(
                 f"the root {root.uri} and {place} are not apart: give a root that is a directory of its own"
             )

@@ -26,6 +26,7 @@ from spark_abs.manifest import StageShape, StageSnapshot
 from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import MAIN_OUTPUT, BatchId, StageId, Version, checked_name
 from spark_abs.plan.specs import BatchFunction, JobSpec, Output, SinkSpec, StageSpec
+from spark_abs.plan.tables import refuse_around_root
 from spark_abs.protocol import control as ledger
 from spark_abs.protocol.control import WRAPPED_JOB, Command, ControlState, forget, forgotten, remember
 from spark_abs.run.lifecycle import Lifecycle, Termination, end_all
@@ -275,6 +276,7 @@ class _Host:
                 f"{ctx.attempt}: call that function at every start of the query"
             )
         tables, control = find(session, storage, wrapped.tables), Control.open(ctx.root)
+        refuse_around_root((table.uri for table in tables), ctx.root)
         state = control.state
         newest = self._checkpoints.newest_on(state.attempt)
         refuse_others(stage, tables, state, newest, storage)

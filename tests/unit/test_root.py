@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from spark_abs.errors import RootNotFound
+from spark_abs.errors import RootNotFound, UsageError
+from spark_abs.plan.tables import refuse_around_root
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
+from spark_abs.store.storage import DEFAULTS
 from spark_abs.store.table import Table
 
 
@@ -53,3 +55,24 @@ def test_a_root_whose_store_does_not_answer_is_not_called_missing(
     monkeypatch.setattr(Table, "open", away)
     with pytest.raises(OSError, match="connection timed out"):
         Control.create(root, "job", 0)
+
+
+@pytest.mark.parametrize("table", ["root", "root/channels/b.out", "root/state", "root/native", "", "link"])
+def test_a_table_neither_holds_a_root_nor_is_among_its_files(tmp_path: Path, table: str) -> None:
+    root = Root(str(tmp_path / "jobs" / "root"))
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "jobs")
+    given = tmp_path / table if table == "link" else tmp_path / "jobs" / table
+    with pytest.raises(UsageError, match=f"(the root .*, whose VACUUM|table {given} is among the files)"):
+        refuse_around_root([str(given)], root)
+    refuse_around_root(
+        [str(tmp_path / "jobs" / "out"), str(tmp_path / "jobs/root-2"), f"{root.uri}/out"], root
+    )
+
+
+def test_in_a_store_a_place_holds_those_below_it() -> None:
+    place = DEFAULTS.place("s3://bucket/a")
+    assert place.holds(place)
+    assert place.holds(place.below("b"))
+    assert not place.holds(DEFAULTS.place("s3://bucket/ab"))
+    assert not place.below("b").holds(place)
