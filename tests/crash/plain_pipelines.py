@@ -15,16 +15,19 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+import pandas as pd
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.streaming.state import GroupState
 
 SCHEMA = "k long, seq long, v long"
+SECONDS_OF_A_DAY = 86400
 ROCKS = {
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -69,6 +72,16 @@ class Pipeline:
                 lambda: self.merging("latest", self.reads("bronze")),
                 lambda: self.into("totals", self.totals(self.reads("bronze")), "complete"),
             ],
+            "join": [
+                lambda: self.into("bronze", self.files("in1")),
+                lambda: self.into("silver", self.pairs(self.reads("bronze"), self.files("in2"))),
+                silver[1],
+            ],
+            "state": [
+                lambda: self.into("bronze", self.files("in1")),
+                lambda: self.into("silver", self.counted(self.reads("bronze"))),
+                silver[1],
+            ],
             "kafka": [lambda: self.into("bronze", self.records()), *silver],
         }[self.name.partition("+")[0]]
 
@@ -90,6 +103,18 @@ class Pipeline:
 
     def totals(self, frame: DataFrame) -> DataFrame:
         return frame.groupBy("k").agg(F.count("*").alias("n"), F.sum("v").alias("v"))
+
+    def pairs(self, left: DataFrame, right: DataFrame) -> DataFrame:
+        """Join two streams whose rows have a second each; state of the seconds before is dropped."""
+        first = left.withColumn("t", second(F.col("seq"))).withWatermark("t", "10 seconds")
+        other = right.select(second(F.col("seq") - 10**6).alias("u"), F.col("v").alias("w"))
+        joined = first.join(other.withWatermark("u", "10 seconds"), F.expr("t = u"))
+        return joined.selectExpr("k", "seq", "v + w AS v")
+
+    def counted(self, frame: DataFrame) -> DataFrame:
+        """Number the rows of each key."""
+        keyed = frame.groupBy("k")
+        return keyed.applyInPandasWithState(number_rows, SCHEMA, "n long", "append", "NoTimeout")
 
     def into(self, table: str, frame: DataFrame, mode: str = "append", query: str = "") -> StreamingQuery:
         return self.writer(query or table, frame.writeStream.format("delta").outputMode(mode)).start(
@@ -128,6 +153,20 @@ class Pipeline:
             table.name: sorted(map(list, self.spark.read.format("delta").load(str(table)).collect()))
             for table in sorted((self.base / "t").iterdir())
         }
+
+
+def second(number: Column) -> Column:
+    """Return a time of the second day: the first second of all is late, since a watermark begins there."""
+    return F.timestamp_seconds(number + SECONDS_OF_A_DAY)
+
+
+def number_rows(key: tuple[int], frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+    """Give the rows of a key the numbers that follow those of earlier batches."""
+    (before,) = state.get if state.exists else (0,)
+    numbers = sorted(seq for frame in frames for seq in frame["seq"])
+    after = int(before) + len(numbers)  # pandas may have made it a float
+    state.update((after,))
+    yield pd.DataFrame({"k": key[0], "seq": numbers, "v": range(after - len(numbers) + 1, after + 1)})
 
 
 def kafka(what: str) -> Any:

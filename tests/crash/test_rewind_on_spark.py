@@ -21,9 +21,10 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_abs.model import Provider
-from spark_abs.snapshots.layout import parse_offsets
+from spark_abs.snapshots.layout import OffsetFile, parse_offsets
 from tests import plain_spark
 from tests.crash import plain_pipelines
+from tests.crash.plain_pipelines import SECONDS_OF_A_DAY
 
 PROGRAM = Path(plain_pipelines.__file__)
 CONF = {
@@ -92,12 +93,26 @@ def expected(name: str, rows: list[Row]) -> dict[str, list[list[int]]]:
         return sorted([k, n, v] for k, (n, v) in found.items())
 
     once = list({r["seq"]: r for r in rows}.values())
-    silver = {"silver": plain(once), "big": plain(r for r in once if r["v"] >= 50), "latest": []}
+
+    def silver(given: list[Row]) -> dict[str, list[list[int]]]:
+        return {"silver": plain(given), "big": plain(r for r in given if r["v"] >= 50), "latest": []}
+
+    def numbered() -> Iterator[Row]:
+        counts = Counter[int]()
+        for r in sorted(rows, key=lambda r: r["seq"]):
+            counts[r["k"]] += 1
+            yield {**r, "v": counts[r["k"]]}
+
+    left, right = ([r for r in rows if (r["seq"] >= 10**6) == is_right] for is_right in (False, True))
+    partners = [(one, two) for one in left for two in right if two["seq"] == one["seq"] + 10**6]
+    pairs = [{**one, "v": one["v"] + two["v"]} for one, two in partners]
     newest = {r["k"]: r for r in sorted(rows, key=lambda r: r["seq"])}
     return {"bronze": plain(rows)} | {
-        "medallion": {**silver, "totals": totals(once)},
-        "fan-in": silver,
-        "kafka": silver,
+        "medallion": {**silver(once), "totals": totals(once)},
+        "fan-in": silver(once),
+        "kafka": silver(once),
+        "join": {**silver(pairs), "bronze": plain(left)},
+        "state": silver(list(numbered())),
         "merge": {"latest": plain(newest.values()), "totals": totals(rows), "silver": [], "big": []},
     }[name.partition("+")[0]]
 
@@ -120,15 +135,20 @@ def batches(base: Path, query: str) -> int:
     return len([p for p in (base / "c" / query / "commits").glob("*") if p.name.isdigit()])
 
 
+def plans(base: Path, query: str) -> list[OffsetFile]:
+    """Return the plans of a query's batches."""
+    files = [p for p in (base / "c" / query / "offsets").glob("*") if p.name.isdigit()]
+    return [parse_offsets(file.read_text()) for file in files]
+
+
 def providers(base: Path, query: str) -> set[str]:
     """Return what kept the state of a query, as its checkpoint has it."""
-    plans = [p for p in (base / "c" / query / "offsets").glob("*") if p.name.isdigit()]
-    return {parse_offsets(plan.read_text()).provider for plan in plans}
+    return {plan.provider for plan in plans(base, query)}
 
 
 MOMENTS = int(os.environ.get("MOMENTS", "2"))
 """To how many moments a pipeline goes back in long runs; each costs the run of all queries to their end."""
-PIPELINES = ("medallion", "medallion+rocks", "fan-in", "merge", "merge+rocks")
+PIPELINES = ("medallion", "medallion+rocks", "fan-in", "join", "merge", "merge+rocks", "state+rocks")
 CASES = [
     ("medallion", 1),
     *(pytest.param(name, MOMENTS, marks=pytest.mark.long) for name in PIPELINES),
@@ -169,11 +189,13 @@ def test_every_table_is_whole_after_a_rewind_to_any_moment(tmp_path: Path, name:
     seed = random.randrange(10**6)
     chance, base = random.Random(seed), tmp_path / "live"
     inputs = [Input(tmp_path / "in1", 0, seed)] + (
-        [Input(tmp_path / "in2", 10**6, seed)] if "fan" in name else []
+        [Input(tmp_path / "in2", 10**6, seed)] if name in ("fan-in", "join") else []
     )
     killed(name, base, inputs)
     provider = Provider.ROCKSDB if name.endswith("+rocks") else Provider.HDFS
     assert providers(base, "totals" if name.startswith("merge") else "silver") == {provider.value}
+    if name == "join":
+        assert max(plan.watermark_ms for plan in plans(base, "silver")) > SECONDS_OF_A_DAY * 1000
     cuts = json.loads(called(base, "--list", "--output", "json"))
     oldest, copies = cuts[-1]["at_ms"] / 1000, []
     for number in range(moments):
