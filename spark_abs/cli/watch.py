@@ -18,7 +18,7 @@ from spark_abs.errors import CommitStateUnknown, DamageError, Refused, UsageErro
 from spark_abs.keep import Keep, keep_words
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
-from spark_abs.watch.watcher import Round, look, newest_kept, require_apart, watching
+from spark_abs.watch.watcher import Round, look, newest_kept, require_apart, was_killed, watching
 
 KEEP = ("24h:all", "7d:1h")
 """Delta's VACUUM leaves the files of a week."""
@@ -81,7 +81,7 @@ def watch(
     if once:
         with _signals_stop():
             found, done = look(*places, newest_kept(root)), Round(None)
-            if found is not None:
+            if found is not None or was_killed(root):
                 with watching(root, *places, words) as watcher:
                     done = watcher.round(found)
         out.result(done, partial(_show, done))

@@ -77,6 +77,8 @@ def diagnoses(facts: Facts, limits: Limits = LIMITS) -> tuple[Diagnosis, ...]:
     """Return what is wrong with a job: what stops it first. A healthy job has nothing."""
     found: list[Diagnosis] = []
     for look in (
+        _not_running,
+        _damaged,
         _paused,
         _no_progress,
         _dormant,
@@ -101,6 +103,33 @@ def diagnoses(facts: Facts, limits: Limits = LIMITS) -> tuple[Diagnosis, ...]:
 def typed(root: str, verb: str, *arguments: str) -> str:
     """Return a command for a root as it is typed. The root is quoted, `arguments` are as they are given."""
     return " ".join(["spark-abs", verb, shlex.quote(root), *arguments])
+
+
+def _not_running(facts: Facts, _: Limits) -> Iterator[Diagnosis]:
+    if facts.unfinished_restore:
+        yield Diagnosis(
+            "restore-unfinished",
+            "A restore was begun and is not finished: until then the job does not start",
+            "Run the same restore again",
+            facts.unfinished_restore,
+        )
+    elif facts.ended and facts.job != WATCHED_JOB:
+        yield Diagnosis(
+            "not-running",
+            f"No run is alive: {facts.ended}",
+            f"Start {_starts(facts)} again; it goes on where it was",
+            typed(facts.root, "history", "--limit", "20"),
+        )
+
+
+def _damaged(facts: Facts, _: Limits) -> Iterator[Diagnosis]:
+    for damage in facts.damaged:
+        yield Diagnosis(
+            "damaged-checkpoint",
+            f"A checkpoint cannot be read: {damage}",
+            "See what else is damaged; restore others only",
+            typed(facts.root, "verify"),
+        )
 
 
 def _paused(facts: Facts, _: Limits) -> Iterator[Diagnosis]:

@@ -49,6 +49,12 @@ class Facts:
     job: str = ""
     """Its name; that of wrapped queries and that of watched ones are fixed."""
     stages: tuple[StageStatus, ...] = ()
+    ended: str = ""
+    """How the newest run has ended, if it is not alive and did not end in order."""
+    unfinished_restore: str = ""
+    """The command of a restore that was begun and is not finished."""
+    damaged: tuple[str, ...] = ()
+    """Why checkpoints cannot be read."""
     aborted: AbortedInRow | None = None
     paused: tuple[Paused, ...] = ()
     last_completed_ms: int | None = None

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 from pyarrow import fs
 
 from spark_abs.diagnosis.facts import Facts, Orphan, Partitions, StateSize
+from spark_abs.errors import CheckpointNotFound, DamageError
 from spark_abs.keep import Keep, keep_words
 from spark_abs.manifest import StageSnapshot
-from spark_abs.manifests.find import open_existing
+from spark_abs.manifests.find import list_manifests, open_existing
 from spark_abs.model import CheckpointId, RunId, StageId
+from spark_abs.observe.headline import run_said
 from spark_abs.observe.inspect import partition_sizes
-from spark_abs.observe.status import status_and_activity
+from spark_abs.observe.status import JobStatus, status_and_activity
 from spark_abs.packages import installed
 from spark_abs.protocol.control import ControlState
 from spark_abs.snapshots.packs import PATH as STATE
@@ -53,6 +56,9 @@ def gather(root: Root, now_ms: int, lease_timeout_ms: int) -> Facts:
         alive=status.alive is not None,
         job=status.job,
         stages=status.stages,
+        ended=_ended(status),
+        unfinished_restore="" if state.attempt.ready else state.attempt.command,
+        damaged=status.damaged,
         aborted=status.aborted,
         paused=status.paused,
         last_completed_ms=None if status.last is None else status.last.completed_ms,
@@ -90,11 +96,22 @@ def _checkpoints(root: Root, state: ControlState) -> tuple[tuple[StageSnapshot, 
     checkpoints = open_existing(root, state.job)
     if checkpoints is None:
         return (), [], 0
-    path = [one for one in checkpoints.summaries() if state.on_path(one.attempt, one.id)]
-    newest = checkpoints.newest_on(state.attempt)
+    completed = list_manifests(root, state.job).completed
+    path = [one for one in completed if state.on_path(one.attempt, one.id)]
     periodic = sum(not one.kind.owned_by_user for one in path)
-    stages = () if newest is None else newest.stages
+    stages: tuple[StageSnapshot, ...] = ()
+    with suppress(DamageError, CheckpointNotFound):
+        stages = checkpoints.load(path[-1].id).stages if path else ()
     return stages, [one.completed_ms for one in path], periodic
+
+
+def _ended(status: JobStatus) -> str:
+    """Say how the newest run has ended, if it is not alive and did not end in order."""
+    run = status.run
+    if status.alive is not None or run is None:
+        return ""
+    broke = status.killed or (run.ended or "").startswith("failed")
+    return run_said(run, killed=status.killed) if broke else ""
 
 
 def _orphans(root: Root) -> tuple[Orphan, ...]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spark_abs.errors import UsageError
+from spark_abs.model import NO_BATCH
 from spark_abs.observe.headline import paused_said, run_said, without_progress
-from spark_abs.observe.status import JobStatus, job_status, lease_timeout_ms
+from spark_abs.observe.status import JobStatus, StageStatus, job_status, lease_timeout_ms
 from spark_abs.observe.tally import Tally
 from spark_abs.protocol.control import WATCHED_JOB
 from spark_abs.quantities import duration_said as length
@@ -119,7 +120,7 @@ def _watched(status: JobStatus, now_ms: int, max_age_ms: int | None, max_lag_ms:
     if status.alive is None and run is not None and (status.killed or (run.ended or "").startswith("failed")):
         problems.append(f"no watcher is at work: {run_said(run, killed=status.killed)}")
     age = None if status.moment_ms is None else max(0, now_ms - status.moment_ms)
-    if age is not None and all(stage.finished == stage.planned == stage.cut for stage in status.stages):
+    if age is not None and all(map(_is_still, status.stages)):
         age = 0
     if status.damaged:
         problems += _damaged(status)
@@ -131,6 +132,12 @@ def _watched(status: JobStatus, now_ms: int, max_age_ms: int | None, max_lag_ms:
         problems.append(f"the newest cut is {length(age)} old, more than {length(max_age_ms)} are too many")
     kept = None if status.last is None else status.last.id
     return Health(not problems, tuple(problems), kept, age_ms=age, lag_ms=None, stage=None)
+
+
+def _is_still(query: StageStatus) -> bool:
+    """Say whether a watched query has done nothing since the newest cut; a new one if it has not begun."""
+    cut = NO_BATCH if query.cut is None else query.cut
+    return query.finished == query.planned == cut
 
 
 def _damaged(status: JobStatus) -> list[str]:

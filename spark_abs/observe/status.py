@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -358,6 +358,8 @@ def _stages(
     """Return the stages of the newest attempt; `events` and `told` stages are those of the live run."""
     unsettled = {claim.barrier.id for claim in state.claims}
     waiting = {stage: why for checkpoint, stage, why in events.late if checkpoint in unsettled}
+    if state.job == WATCHED_JOB and state.watch is not None:
+        return list(_watched_stages(root, state.watch, manifest))
     found = []
     for name in _names(root, state, manifest, (*told, *(stage for stage, _, _ in events.restarts))):
         stage = _stage(root, state, name, manifest)
@@ -365,6 +367,21 @@ def _stages(
         failing = _failing(mine, stage.finished)
         found.append(replace(stage, restarts=len(mine), failing=failing, waiting=waiting.get(name, "")))
     return found
+
+
+def _watched_stages(root: Root, watch: Watch, manifest: Manifest | None) -> Iterator[StageStatus]:
+    """Iterate the queries that the newest watcher was given, also those that no cut has yet."""
+    parts = {} if manifest is None else {part.directory: part for part in manifest.stages}
+    for directory in watch.checkpoints:
+        part = parts.get(directory)
+        if part is not None and manifest is not None:
+            at = _at(part.stage, _of_watched(root, part))
+            yield replace(at, checkpoint=manifest.id, cut=part.cut_batch)
+            continue
+        name = directory.rpartition("/")[2]
+        taken = {one.stage for one in parts.values()}
+        same = sum(one.rpartition("/")[2] == name for one in watch.checkpoints)
+        yield _at(StageId(directory if name in taken or same > 1 else name), _of_directory(root, directory))
 
 
 def _names(
@@ -399,7 +416,14 @@ def _stage(root: Root, state: ControlState, stage: StageId, manifest: Manifest |
     else:
         attempt = state.attempt
         batches = stored_batches(root.native(attempt.natives, attempt.id, attempt.directory(stage)))
-    found = StageStatus(
+    found = _at(stage, batches)
+    if manifest is None or snapshot is None:
+        return found
+    return replace(found, checkpoint=snapshot.carried or manifest.id, cut=snapshot.cut_batch)
+
+
+def _at(stage: StageId, batches: StoredBatches) -> StageStatus:
+    return StageStatus(
         stage,
         finished=batches.finished,
         planned=batches.planned,
@@ -407,9 +431,14 @@ def _stage(root: Root, state: ControlState, stage: StageId, manifest: Manifest |
         planned_ms=batches.planned_ms,
         watermark_ms=batches.watermark_ms,
     )
-    if manifest is None or snapshot is None:
-        return found
-    return replace(found, checkpoint=snapshot.carried or manifest.id, cut=snapshot.cut_batch)
+
+
+def _of_directory(root: Root, directory: str) -> StoredBatches:
+    """Return how far a query is, if its directory can be seen from here."""
+    try:
+        return stored_batches(root.storage.place(directory))
+    except (AbsError, OSError):
+        return StoredBatches()
 
 
 def _of_watched(root: Root, kept: StageSnapshot) -> StoredBatches:

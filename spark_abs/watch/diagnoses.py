@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from spark_abs.diagnosis.diagnoses import HOUR, Diagnosis, typed
+from spark_abs.errors import CheckpointNotFound, DamageError
 from spark_abs.manifest import Manifest
-from spark_abs.manifests.find import open_existing
+from spark_abs.manifests.find import list_manifests, open_existing
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import NO_TABLE
 from spark_abs.observe.headline import run_said
 from spark_abs.observe.status import JobStatus
@@ -56,13 +59,9 @@ class WatchedFacts:
 
 
 def gather_watched(root: Root, status: JobStatus, now_ms: int) -> WatchedFacts:
-    """Return what is known of a watched root.
-
-    Raises:
-        DamageError: a manifest cannot be read.
-    """
+    """Return what is known of a watched root; of its cuts those that are whole."""
     checkpoints = open_existing(root, WATCHED_JOB)
-    kept = () if checkpoints is None else checkpoints.load_all()
+    kept = () if checkpoints is None else tuple(_kept(checkpoints, root))
     newest = kept[-1] if kept else None
     if newest is None and status.watch is None:
         return WatchedFacts(root.uri, now_ms, status)
@@ -75,6 +74,15 @@ def gather_watched(root: Root, status: JobStatus, now_ms: int) -> WatchedFacts:
         overdue=has_older_cut(ahead, newest, now_ms - _OVERDUE_MS),
         tables=tuple(_tables(ahead, kept)),
     )
+
+
+def _kept(checkpoints: Checkpoints, root: Root) -> Iterator[Manifest]:
+    try:
+        yield from checkpoints.load_all()
+    except DamageError:
+        for row in list_manifests(root, WATCHED_JOB).completed:
+            with suppress(DamageError, CheckpointNotFound):
+                yield checkpoints.load(row.id)
 
 
 def _tables(ahead: Ahead, kept: Sequence[Manifest]) -> Iterator[KeptTable]:
@@ -118,8 +126,6 @@ def watched_diagnoses(facts: WatchedFacts) -> tuple[Diagnosis, ...]:
 def _away(facts: WatchedFacts) -> Iterator[Diagnosis]:
     status, ahead = facts.status, facts.ahead
     broke = status.killed or (status.run is not None and (status.run.ended or "").startswith("failed"))
-    if status.watch is not None and not status.watch.every:
-        broke = broke and ahead is not None and ahead.ready_ms is not None  # the next one finds the rest
     missed = facts.overdue or (ahead is not None and bool(ahead.lost))
     if status.alive is not None or not (broke or missed):
         return

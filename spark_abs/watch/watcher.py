@@ -20,6 +20,7 @@ from spark_abs.errors import (
     AbsError,
     CommitStateUnknown,
     DamageError,
+    RootNotFound,
     RunAlive,
     UsageError,
 )
@@ -94,6 +95,15 @@ def newest_kept(root: Root) -> Manifest | None:
     checkpoints = open_existing(root, WATCHED_JOB)
     summaries = () if checkpoints is None else checkpoints.summaries()
     return None if checkpoints is None or not summaries else checkpoints.load(summaries[-1].id)
+
+
+def was_killed(root: Root) -> bool:
+    """Say whether the last watcher of a root was killed: what it has left is not settled."""
+    try:
+        run = Control.open(root).state.run
+    except RootNotFound:
+        return False
+    return run is not None and run.ended is None and live_run(root, now_ms(), lease_timeout_ms()) is None
 
 
 @contextmanager
@@ -228,11 +238,13 @@ class Watcher:
             require_apart(self._root, (*checkpoints, *tables))
             self._control.update(record)
 
-    def round(self, found: Survey) -> Round:
-        """Keep the newest cut whose files are all there; then remove what need not be kept.
+    def round(self, found: Survey | None) -> Round:
+        """Settle what an earlier watcher has left, and keep the newest cut whose files are all there.
+
+        Then remove what need not be kept.
 
         Args:
-            found: what is in storage.
+            found: what is in storage; None if there is no newer cut.
 
         Raises:
             Refused: a query has state in a format that is not known.
@@ -241,6 +253,8 @@ class Watcher:
         """
         abort_open(self._control, self._checkpoints, self._storage.run)
         done, passed = Round(None), list[str]()
+        if found is None:
+            return done
         for cut in candidates(found, self.newest):
             try:
                 done = self._keep_cut(found, cut)

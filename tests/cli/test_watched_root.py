@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +242,61 @@ def test_damaged_cuts_are_told_beside_those_that_are_whole(world: WatchedWorld) 
 def test_commands_of_jobs_are_refused(world: WatchedWorld) -> None:
     for command in (["resume"], ["skip-file", "gold", "a"], ["pause"], ["stop"]):
         assert "takes no commands" in after(world)(*command, exits=1).stderr
+
+
+def test_a_look_settles_what_a_killed_watcher_has_left_also_if_there_is_no_newer_cut(
+    world: WatchedWorld,
+) -> None:
+    """It was killed after its cut was complete, before it had recorded that."""
+    world.run(10)
+    world.settle()
+    given = ["--checkpoints", f"{world.base}/c/*", "--tables", f"{world.base}/t/*", "--once"]
+    killed = (
+        "import os, sys\n"
+        "from spark_abs.keep import keep_words\n"
+        "from spark_abs.watch.watcher import look, newest_kept, watching\n"
+        "from spark_abs.rewind.prepare import checkpoints_at, tables_at\n"
+        "from spark_abs.store.root import Root\n"
+        "root, base = Root(sys.argv[1]), sys.argv[2]\n"
+        "places = checkpoints_at([f'{base}/c/*'], root.storage), tables_at([f'{base}/t/*'], root.storage)\n"
+        "end = lambda point: os._exit(9) if point == 'watch.manifest.after' else None\n"
+        "with watching(root, *places, keep_words('24h:all'), failpoint=end) as watcher:\n"
+        "    watcher.round(look(*places, newest_kept(root)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", killed, world.root.uri, str(world.base)], timeout=300)
+    assert done.returncode == 9
+    assert "was killed" in after(world)("health", exits=1).stdout
+    assert doctor(world).keys() == {"watcher-away"}
+    assert [one["id"] for one in after(world).json("status")["open"]] == [2]
+    assert "There is no newer cut to keep." in after(world)("watch", *given).stdout
+    assert after(world)("health").stdout.startswith("healthy: checkpoint 2, ")
+    assert after(world)("doctor").stdout == "nothing is wrong with the queries\n"
+    assert after(world).json("status")["open"] == []
+
+
+def test_a_query_that_no_cut_has_yet_counts(world: WatchedWorld) -> None:
+    extra = world.base / "c/extra"
+    shutil.copytree(world.base / "c/bronze", extra)
+    (extra / "metadata").write_text('{"id":"another"}')
+    for log in ("offsets", "commits"):
+        newest = max((extra / log).iterdir(), key=lambda path: int(path.name) if path.name.isdigit() else -1)
+        shutil.copy(newest, newest.with_name(str(int(newest.name) + 1)))
+    with watching(world.root, *world.places(), keep_words("24h:all"), every="10m"):
+        shown = {one["stage"]: one for one in after(world).json("status")["stages"]}
+        assert shown.keys() == {"bronze", "silver", "gold", "extra"}
+        assert (shown["extra"]["cut"], shown["extra"]["finished"] > 0) == (None, True)
+        late = after(world, 5)("health", "--max-age", "30m", exits=1).stdout
+        assert late == "unhealthy: the newest cut is 5.0 h old, more than 30.0 min are too many\n"
+        assert doctor(world, 5).keys() == {"cuts-passed-over"}
+
+
+def test_doctor_tells_a_damaged_cut_beside_the_rest(world: WatchedWorld) -> None:
+    world.run(10)
+    world.settle()
+    world.watch()
+    (first,) = Path(world.root.path("checkpoints")).glob("00000001-*.parquet")
+    first.write_bytes(b"")
+    (world.base / "c/silver/metadata").write_text("torn")
+    found = doctor(world)
+    assert found.keys() == {"damaged-checkpoint", "unreadable"}
+    assert found["damaged-checkpoint"]["command"] == f"spark-abs verify {world.root.uri}"

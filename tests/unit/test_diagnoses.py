@@ -173,6 +173,21 @@ WRONG: dict[str, tuple[Facts, tuple[str, ...], Facts]] = {
 
 
 ASLEEP = doing(what=DORMANT)
+WRONG["not-running"] = (
+    replace(HEALTHY, alive=False, ended="run 2 was killed, or its machine was lost"),
+    ("No run is alive: run 2 was killed, or its machine was lost",),
+    replace(HEALTHY, alive=False),
+)
+WRONG["restore-unfinished"] = (
+    replace(HEALTHY, alive=False, ended="run 2 ended: failed", unfinished_restore="spark-abs restore /r"),
+    ("A restore was begun and is not finished",),
+    HEALTHY,
+)
+WRONG["damaged-checkpoint"] = (
+    replace(HEALTHY, damaged=("checkpoints/7.parquet: torn",)),
+    ("A checkpoint cannot be read: checkpoints/7.parquet: torn",),
+    HEALTHY,
+)
 WRONG["query-does-not-run"] = (
     replace(HEALTHY, job=WRAPPED_JOB, stages=(stage(ASLEEP, checkpoint=CheckpointId(9), cut=BatchId(4)),)),
     ("Query match does not run, and others", "repeat its part of checkpoint 9, after batch 4"),

@@ -140,11 +140,9 @@ def test_what_spark_has_deleted_while_no_watcher_was_there_is_told_with_it() -> 
     )
 
 
-def test_a_watcher_that_looked_once_and_was_killed_is_missed_only_if_there_is_a_newer_cut() -> None:
-    once = replace(STATUS, killed=True, watch=replace(WATCH, every=""))
-    (found,) = watched_diagnoses(replace(HEALTHY, status=once))
+def test_a_watcher_that_looked_once_is_started_to_look_once() -> None:
+    (found,) = watched_diagnoses(given(killed=True, watch=replace(WATCH, every="")))
     assert (found.kind, found.command.endswith(" --once")) == ("watcher-away", True)
-    assert watched_diagnoses(replace(HEALTHY, status=once, ahead=Ahead())) == ()
 
 
 def test_a_root_that_has_kept_nothing_says_why() -> None:
