@@ -31,7 +31,7 @@ import spark_abs
 
 utilities = globals().get("dbutils")  # Databricks puts it there
 if utilities is not None:
-    utilities.widgets.text("base", "", "An empty directory: s3://BUCKET/PATH")
+    utilities.widgets.text("base", "", "An empty directory, as s3://BUCKET/PATH, abfss:// or gs://")
     base = utilities.widgets.get("base").rstrip("/")
 else:
     base = os.environ.get("SHOP_BASE", "")
@@ -43,7 +43,7 @@ given, base = base, base or tempfile.mkdtemp(prefix="spark-abs-")
 root = f"{base}/root"
 spark_abs.Job("shop", root=root, spark=spark)  # refuses compute and places that no job can have
 if not given and not spark.sparkContext.master.startswith("local"):
-    raise ValueError("say in the widget `base` where the job is: s3://BUCKET/PATH")
+    raise ValueError("say in the widget `base` where the job is, as s3://BUCKET/PATH, abfss:// or gs://")
 print(f"Spark {spark.version}, root {root}")
 
 # COMMAND ----------

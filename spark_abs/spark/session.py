@@ -275,8 +275,11 @@ def require_classic(session: object, what: str) -> None:
         what: the feature that needs the JVM, as the subject of the error.
 
     Raises:
-        UsageError: the message says which session to use.
+        UsageError: the message says which session to use; or the release of Spark is not supported.
     """
+    require_supported()
+    if session is None:
+        raise UsageError(f"{what} needs a session: give spark=spark_abs.spark_session(...), or your own")
     if not isinstance(session, SparkSession):
         raise UsageError(_NO_CONNECT.format(what))
 

@@ -47,6 +47,12 @@ _AUTHORITIES = {
 _NOT_IN_ROOTS = re.compile(r"[\[\]^|\\\x00-\x1f\x7f]|%[0-9A-Fa-f]{2}")
 """What deltalake 1 refuses, or takes for another character, in the path of a table."""
 
+_NAMES = {
+    "abfss": " with a container of 3 to 63 and an account of 3 to 24 small letters and digits",
+    "gs": " with a bucket of 3 to 222 small letters, digits, points and hyphens",
+}
+"""What names each scheme takes, where they are few."""
+
 DATABRICKS = "DATABRICKS_RUNTIME_VERSION"
 """A variable of the environment that Databricks' compute has."""
 _MOUNTS = ("/Volumes/", "/dbfs/")
@@ -82,8 +88,8 @@ def location_of(uri: str) -> str:
         # Locations are stored and shown: credentials must not be part of them.
         if not authority.fullmatch(parsed.netloc) or parsed.query or parsed.fragment:
             raise UsageError(
-                f"a location in an object store is {form} without credentials or options: "
-                "these are settings, spark.abs.storage.*"
+                f"a location in an object store is {form}{_NAMES.get(scheme, '')}, without credentials or "
+                "options: these are settings, spark.abs.storage.*"
             )
         return f"{'s3a' if scheme == 's3' else scheme}://{parsed.netloc}{parsed.path.rstrip('/')}"
     if scheme == "file":

@@ -282,7 +282,7 @@ def test_a_location_of_azure_and_google_stays_itself(uri: str) -> None:
     ],
 )
 def test_a_location_is_no_place_for_credentials(uri: str) -> None:
-    with pytest.raises(UsageError, match=r"without credentials or options: these are settings") as raised:
+    with pytest.raises(UsageError, match=r", without credentials or options: these are settings") as raised:
         location_of(uri)
     assert "SeCrEt" not in str(raised.value)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import spark_abs
 from spark_abs.errors import Refused, UsageError
 from spark_abs.spark import versions
 from spark_abs.spark.versions import canonical_sql, release_of, require_state_rewriter, require_supported
@@ -53,3 +54,8 @@ def test_state_is_not_written_anew_by_a_spark_that_cannot(monkeypatch: pytest.Mo
     monkeypatch.setattr(versions, "rewrites_state", lambda: False)
     with pytest.raises(Refused, match=r"an edit needs Spark 4\.2, .* has pyspark .*Nothing was changed"):
         require_state_rewriter("an edit")
+
+
+def test_a_job_without_a_session_says_so() -> None:
+    with pytest.raises(UsageError, match=r"job 'x' needs a session: give spark=spark_abs.spark_session"):
+        spark_abs.Job("x", root="/r", spark=None)  # type: ignore[arg-type]
