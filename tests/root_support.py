@@ -212,6 +212,10 @@ class SmallJob:
             size_new=stored.size_new,
         )
 
+    def stop(self) -> None:
+        """Let the run end in order."""
+        Control.open(self.root).update(lambda state: ledger.end_run(state, self.run, "stopped"))
+
     def rows(self) -> list[int]:
         """Return what the sink holds."""
         return sorted(Table.open(self.place).read()["n"].to_pylist())

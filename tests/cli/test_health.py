@@ -54,6 +54,8 @@ def test_the_doctor_finds_nothing_in_a_job_in_order_and_tries_nothing_in_its_roo
     job: SmallJob, cli: Cli
 ) -> None:
     job.checkpoint(1)
+    assert [one["kind"] for one in cli.json("doctor", exits=1)] == ["not-running"], "it was killed"
+    job.stop()
     assert cli("doctor").stdout == "nothing is wrong with the job\n"
     assert cli.json("doctor") == []
 
@@ -68,6 +70,7 @@ def test_state_that_grows_is_seen_over_the_checkpoints_of_the_run(job: SmallJob,
         return HistoryRow(at, event, job.attempt, job.run, **ids)  # type: ignore[arg-type]
 
     History(job.root).append([acked(number) for number in range(10)])
+    job.stop()
     (found,) = cli.json("doctor", exits=1)
     assert found["kind"] == "growing-state"
     assert "from 10.0 MB in checkpoint 0 to 100.0 MB in checkpoint 9, in 9.0 min" in found["said"]

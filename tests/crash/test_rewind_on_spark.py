@@ -146,6 +146,7 @@ def providers(base: Path, query: str) -> set[str]:
     return {plan.provider for plan in plans(base, query)}
 
 
+pytestmark = pytest.mark.timeout(1800)
 MOMENTS = int(os.environ.get("MOMENTS", "2"))
 """To how many moments a pipeline goes back in long runs; each costs the run of all queries to their end."""
 MOST_FILES = 200
