@@ -13,6 +13,7 @@ that does not answer is not damage either: the caller gets the `OSError`.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import struct
 import zlib
@@ -318,7 +319,7 @@ def _sha_problem(filesystem: fs.FileSystem, path: str, stored: StoredFile) -> st
 
 def _zip_problem(filesystem: fs.FileSystem, path: str) -> str | None:
     try:
-        with filesystem.open_input_file(path) as file, ZipFile(file) as archive:
+        with filesystem.open_input_file(path) as file, ZipFile(_Reads(file)) as archive:
             spoilt = archive.testzip()
     except (BadZipFile, EOFError, zlib.error) as error:
         return f"altered: {error}"
@@ -368,22 +369,43 @@ def _parquet_problem(root: Root, path: str, size: int) -> str | None:
 
 
 class _Reads:
-    """A file that remembers its read errors: Arrow does not distinguish them from wrong bytes."""
+    """A file that remembers its read errors: Arrow does not distinguish them from wrong bytes.
+
+    It asks a store for nothing but bytes that there are: Google's refuses a position at the end of a file.
+    """
 
     def __init__(self, file: pa.NativeFile) -> None:
-        self._file = file
+        self._file, self._at = file, 0
         self.failure: OSError | None = None
-        self.seek, self.tell, self.close = file.seek, file.tell, file.close
+        self.close = file.close
 
     @property
     def closed(self) -> bool:
         """Whether it is closed; Arrow asks for it."""
         return bool(self._file.closed)
 
-    def read(self, size: int) -> bytes:
-        """Read `size` bytes from the present position."""
+    def seekable(self) -> bool:
+        """Say that there are positions."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move to a position."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._file.size()}[whence]
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        """Read `size` bytes from the present position; all that there are if it is negative."""
+        left = max(0, self._file.size() - self._at)
+        wanted = left if size < 0 else min(size, left)
         try:
-            return bytes(self._file.read(size))
+            data = bytes(self._file.read_at(wanted, self._at)) if wanted else b""
         except OSError as error:
             self.failure = error
             raise
+        self._at += len(data)
+        return data
