@@ -17,7 +17,7 @@ from pyarrow import fs
 from spark_abs.codec import decoded
 from spark_abs.errors import ConfigError, UsageError
 from spark_abs.settings import Settings
-from spark_abs.store.directories import with_directories
+from spark_abs.store.directories import in_azure, in_google
 from spark_abs.store.options import S3, Azure, Google
 
 _S3, _AZURE, _GOOGLE = (
@@ -277,6 +277,10 @@ class Place:
         return isinstance(self.fs, fs.LocalFileSystem)
 
     @property
+    def _in_azure(self) -> bool:
+        return self.uri.startswith("abfss:")
+
+    @property
     def options(self) -> dict[str, str] | None:
         """Options of deltalake to reach it."""
         return self.storage.delta(self.uri)
@@ -323,7 +327,7 @@ class Place:
         Only for files that any writer may overwrite and that decide nothing.
         """
         store, target = self.fs, f"{self.path}/{relative}"
-        if isinstance(store, fs.AzureFileSystem):  # which begins a file with an empty one: deltalake does not
+        if self._in_azure:  # which begins a file with an empty one: deltalake does not
             from deltalake.fs import DeltaStorageHandler  # gates do without deltalake
 
             store, target = fs.PyFileSystem(DeltaStorageHandler(self.uri, self.options)), relative
@@ -346,7 +350,7 @@ class Place:
         here, there = f"{self.path}/{source}", f"{self.path}/{target}"
         if self.local:
             self.fs.create_dir(os.path.dirname(there), recursive=True)
-        if not isinstance(self.fs, fs.AzureFileSystem):
+        if not self._in_azure:
             self.fs.move(here, there)
             return
         # It moves only in accounts with a hierarchical namespace.
@@ -402,10 +406,10 @@ def _s3(storage: S3, bucket: str) -> fs.FileSystem:
 
 @lru_cache(maxsize=64)
 def _azure(storage: Azure, account: str) -> fs.FileSystem:
-    return fs.AzureFileSystem(**storage.arrow(account))
+    return in_azure(fs.AzureFileSystem(**storage.arrow(account)))
 
 
 @lru_cache(maxsize=64)
 def _google(storage: Google) -> fs.FileSystem:
     # Its own limit is 15 minutes, also where credentials are wrong.
-    return with_directories(fs.GcsFileSystem(**storage.arrow(), retry_time_limit=_RETRIES))
+    return in_google(fs.GcsFileSystem(**storage.arrow(), retry_time_limit=_RETRIES))

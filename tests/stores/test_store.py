@@ -19,7 +19,7 @@ from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import ChannelId, CheckpointId, RunId, Version
 from spark_abs.snapshots.materialise import clear_ahead, empty, is_whole, materialise, put
 from spark_abs.snapshots.state_storage import StateStorage
-from spark_abs.snapshots.verify import verify_state
+from spark_abs.snapshots.verify import verify_state, verify_table
 from spark_abs.store.control import Control
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
 from spark_abs.store.lease import own_lease, read_lease, write_lease
@@ -27,7 +27,7 @@ from spark_abs.store.root import Root
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Commit, Table
 from tests.snapshot_support import manifest_of, store
-from tests.stores.server import Server
+from tests.stores.server import Azurite, Server
 
 SCHEMA = pa.schema([("n", pa.int64())])
 WRITERS, COMMITS = 4, 5
@@ -137,3 +137,41 @@ def test_state_is_packed_verified_and_brought_back(root: Root, tmp_path: Path) -
             path: content for path, content in data.items() if path != "metadata"
         }
         assert is_whole(target, "query")
+
+
+def test_a_blob_that_stands_for_a_directory_is_no_file(server: Server) -> None:
+    """Hadoop makes one in an account of Azure without a hierarchical namespace."""
+    if not isinstance(server, Azurite):
+        pytest.skip("only Hadoop's connector for Azure makes them")
+    top = server.storage.place(f"{server.top}/marked")
+    for name in ("full", "full/inside", "empty"):
+        top.fs.open_output_stream(f"{top.path}/{name}", metadata={"hdi_isfolder": "true"}).close()
+    top.write("full/inside/file", b"1")
+    top.write("plain", b"")
+    wanted = {"full", "full/inside", "empty"}
+    found = top.fs.get_file_info(fs.FileSelector(top.path, recursive=True))
+    kinds = {info.path.removeprefix(f"{top.path}/"): info.type for info in found}
+    assert len(found) == len(kinds)
+    assert {name for name, kind in kinds.items() if kind is fs.FileType.Directory} == wanted
+    assert {name for name, kind in kinds.items() if kind is fs.FileType.File} == {"full/inside/file", "plain"}
+    assert all(top.fs.get_file_info(f"{top.path}/{name}").type is fs.FileType.Directory for name in wanted)
+    top.fs.delete_dir(f"{top.path}/full")
+    top.fs.delete_dir(f"{top.path}/empty")
+    with pytest.raises(FileNotFoundError):
+        top.fs.delete_dir(f"{top.path}/none")
+    (left,) = top.fs.get_file_info(fs.FileSelector(top.path, recursive=True))
+    assert left.path == f"{top.path}/plain"
+
+
+def test_a_whole_table_is_found_whole_and_an_altered_file_is_named(root: Root) -> None:
+    """A reader of Parquet and ZIP asks for the end of a file; Google's store refuses to read from there."""
+    control = Control.create(root, "job", 1)
+    assert verify_table(root, "control") == ()
+    infos = root.fs.get_file_info(fs.FileSelector(root.path("control")))
+    (name,) = (info.base_name for info in infos if info.is_file)
+    data = root.read_whole(f"control/{name}")
+    assert data is not None
+    root.write_whole(f"control/{name}", data[:40] + bytes([data[40] ^ 1]) + data[41:])
+    (found,) = verify_table(root, "control")
+    assert (found.path, found.problem.partition(":")[0]) == (f"control/{name}", "altered")
+    assert control.state.job == "job"
