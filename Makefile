@@ -96,7 +96,7 @@ $(VENV)/.installed-stores: $(VENV)/.installed tests/stores/gcs/main.go tests/sto
 	@curl -sf --output-dir $(STORES) -O https://repo1.maven.org/maven2/com/google/cloud/bigdataoss/gcs-connector/$(GCS)/gcs-connector-$(GCS)-shaded.jar || \
 	  { echo "Maven Central must be reachable once: gcs-connector $(GCS) did not come"; exit 1; }
 	@echo "fetching Hadoop's connectors"
-	@for name in S3 AZURE; do $(BIN)/python -c "import spark_abs as s; \
+	@for name in S3 AZURE GOOGLE; do $(BIN)/python -c "import spark_abs as s; \
 	  s.spark_session('set-up', 'local[1]', packages=[s.$${name}_CONNECTOR]).stop()" >>$@.log 2>&1 || \
 	  { cat $@.log; exit 1; }; done
 	@touch $@

@@ -91,10 +91,12 @@ def test_a_bucket_that_is_not_there_is_named(server: Server) -> None:
 def test_wrong_credentials_are_a_part_that_fails_without_their_text(server: Server, tmp_path: Path) -> None:
     wrong = {**server.environment}
     if isinstance(server, Gcs):
+        # The server checks no signature; without a key the client cannot sign.
+        hidden = "d3Jvbmctd3Jvbmctd3Jvbmc="
+        key = f"-----BEGIN PRIVATE KEY-----\n{hidden}\n-----END PRIVATE KEY-----\n"
         said = json.loads(server.credentials.read_text())
-        (tmp_path / "wrong.json").write_text(json.dumps({**said, "token_uri": f"{server.endpoint}/refused"}))
+        (tmp_path / "wrong.json").write_text(json.dumps({**said, "private_key": key}))
         wrong["GOOGLE_APPLICATION_CREDENTIALS"] = str(tmp_path / "wrong.json")
-        hidden = server.secret
     elif isinstance(server, Azurite):
         wrong["SPARK_ABS_STORAGE_AZURE_ACCOUNT_KEY"] = hidden = "d3Jvbmctd3Jvbmctd3Jvbmc="
     else:
