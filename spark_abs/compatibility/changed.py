@@ -7,15 +7,18 @@ it, files written before are ignored; after it, the next start continues like th
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from deltalake.exceptions import DeltaError
+
 from spark_abs.compatibility.adoption import Adoption, adopt
 from spark_abs.compatibility.recorded import Declared, Knowledge
-from spark_abs.errors import Refused, TakenOver
+from spark_abs.errors import AbsError, Fenced, Refused, TakenOver
 from spark_abs.model import Position, StageId, app_id, channel_id, dumps_position
 from spark_abs.protocol.attempt import Attempt, Rebuilt
 from spark_abs.protocol.attempt_changes import record_change
@@ -34,28 +37,54 @@ from spark_abs.store.table import Table
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+log = logging.getLogger(__name__)
+
 
 def fence_recorded(
     ctx: RunContext, knowledge: Knowledge, declared: Declared, session: Callable[[], SparkSession]
 ) -> None:
     """Fence older runs on every recorded output of the job, so that they can no longer write.
 
-    Otherwise a frozen driver could commit a batch between the comparison and the changes based on it.
+    Otherwise a frozen driver could commit a batch between the comparison and the changes based on it, or to a
+    sink that has left the job. If the table of such a sink cannot be fenced, the start goes on.
 
     Raises:
         Fenced: a newer run has taken over.
     """
+    stays = {(shape.stage, sink, table) for shape in declared.shapes for sink, table in shape.tables.items()}
     for stage, outputs, tables in knowledge.outputs(declared):
         for output in outputs:
             place = ctx.root.place(ctx.root.channel(channel_id(stage, output)))
             with suppress(FileNotFoundError):
                 fence_run(Table.open(place), ctx.job, ctx.run, app_id(ctx.job, stage, output, ctx.attempt))
         for sink, table in tables.items():
+            open_sink = partial(_sink, ctx, stage, sink, table, session)
             with suppress(FileNotFoundError, TakenOver):  # none of ours gets there any more
-                DeltaSink(
-                    ctx.root, table, writer=ctx.writer(stage, sink), run=ctx.run, session=session
-                ).begin()
+                if (stage, sink, table) in stays:
+                    open_sink().begin()
+                else:
+                    _fence_left(open_sink, sink, table)
     ctx.failpoint("change.fence.after")
+
+
+def _sink(
+    ctx: RunContext, stage: StageId, sink: str, table: str, session: Callable[[], SparkSession]
+) -> DeltaSink:
+    writer, since = ctx.writer(stage, sink), ctx.in_order_since
+    return DeltaSink(ctx.root, table, writer=writer, run=ctx.run, session=session, in_order_since=since)
+
+
+def _fence_left(open_sink: Callable[[], DeltaSink], sink: str, table: str) -> None:
+    try:
+        open_sink().fence_older()
+    except (FileNotFoundError, Fenced):
+        raise
+    except (AbsError, DeltaError, OSError) as error:
+        log.warning(
+            "table %s of sink %s, which the job has no more, could not be fenced: a driver of an earlier run "
+            "that still lives may write one more batch there: %s",
+            *(table, sink, error),
+        )
 
 
 def end_batches(

@@ -178,6 +178,8 @@ class Comparison:
     stages: tuple[StageChange, ...]
     obstacles: tuple[str, ...] = ()
     """Further reasons that prevent the start."""
+    drops_sinks: bool = False
+    """Whether the job has a sink no more, or has it at another table."""
 
     @property
     def refused(self) -> tuple[StageChange, ...]:
@@ -186,10 +188,15 @@ class Comparison:
 
     @property
     def rests_on_outputs(self) -> bool:
-        """Whether the comparison would be wrong if an earlier run committed one more batch to an output."""
+        """Whether the comparison would be wrong if an earlier run committed one more batch to an output.
+
+        A sink that leaves the job has its last rows: no start fences its table later.
+        """
         verdicts = {s.verdict for s in self.stages}
         changed = any(s.layout is not None or s.ends_batch for s in self.stages)
-        return changed or Verdict.LEFT in verdicts or verdicts >= {Verdict.KEPT, Verdict.NEW}
+        return (
+            changed or self.drops_sinks or Verdict.LEFT in verdicts or verdicts >= {Verdict.KEPT, Verdict.NEW}
+        )
 
     @property
     def ok(self) -> bool:

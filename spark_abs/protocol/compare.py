@@ -6,7 +6,7 @@ records and carries out the result; `check` only shows it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from spark_abs.manifest import CHANNEL, SourceShape, StageShape
@@ -86,7 +86,11 @@ class _Comparing:
         if all(change.verdict is not Verdict.REFUSED for change in changes):
             changes = self._with_moved_sinks(changes)
         changes += [self._left(s.stage) for s in self._recorded.shapes if s.stage not in names]
-        return Comparison(self._recorded.where, tuple(map(self._with_way_back, changes)))
+        return Comparison(
+            self._recorded.where,
+            tuple(map(self._with_way_back, changes)),
+            drops_sinks=bool(_sinks(self._recorded.shapes) - _sinks(self._declared)),
+        )
 
     def _with_way_back(self, change: StageChange) -> StageChange:
         """Add a remedy for a failing batch to reasons that ask for a start of the unchanged job."""
@@ -379,3 +383,8 @@ def _lookups_said(before: StageShape, shape: StageShape) -> Iterator[str]:
 
 def _listed(items: Sequence[object]) -> str:
     return ", ".join(map(str, items))
+
+
+def _sinks(shapes: Iterable[StageShape]) -> set[tuple[StageId, str, str]]:
+    """Return the sinks of stages, each with its table."""
+    return {(shape.stage, sink, shape.tables.get(sink, "")) for shape in shapes for sink in shape.sinks}

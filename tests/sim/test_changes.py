@@ -231,6 +231,10 @@ def unfenced(recorded: Recorded, declared: Any, **more: Any) -> Comparison:
     return Unfenced(found.where, found.stages)
 
 
+def dropped_sinks_are_not_fenced(recorded: Recorded, declared: Any, **more: Any) -> Comparison:
+    return replace(compare(recorded, declared, **more), drops_sinks=False)
+
+
 def unread_is_nothing(recorded: Recorded, declared: Any, **more: Any) -> Comparison:
     return compare(replace(recorded, unread=lambda _: 0), declared, **more)
 
@@ -256,6 +260,7 @@ DEFECTS = {
     "a second reading of a channel begins at its first entry": Parts(compare=at_entry_0_once_more),
     "a stage without a batch keeps its directory": Parts(compare=unbegun_stays),
     "older runs are not fenced before the comparison": Parts(compare=unfenced),
+    "the table of a sink that leaves is not fenced": Parts(compare=dropped_sinks_are_not_fenced),
     "unread rows are given up": Parts(compare=unread_is_nothing),
     "tables are brought back by sink": Parts(table_version=by_sink),
 }

@@ -249,7 +249,6 @@ class Changing:
             self.intent.renamed,
             {stage: native.newest.native for stage, native in natives.items()},
             {s: n.durable.native for s, n in natives.items()} if self.intent.name == "put after" else {},
-            bool(self.frozen),
         )
         if not self.history or step.graph != self.history[-1].graph:
             self.history = (*self.history, step)

@@ -33,8 +33,6 @@ class Step:
     """How many records each source had planned to read by then: all after them is read by this job."""
     finished: Mapping[str, int]
     """Up to which record each source had finished by then."""
-    frozen: bool = False
-    """Whether a driver from before may wake: a sink that has left the job has no fence against it."""
 
 
 @dataclass
@@ -50,12 +48,10 @@ class Life:
     """All names by which its rows may have come."""
     until: int | None = None
     """Records from here on cannot be there; None if it has not ended."""
-    woken: bool = False
-    """Whether a driver from before its end may have brought later records, too."""
 
     def reaches(self, number: int) -> bool:
         """Say whether a record may have come before its end."""
-        return self.until is None or self.woken or number < self.until
+        return self.until is None or number < self.until
 
 
 def lives(history: Sequence[Step]) -> Mapping[str, list[Life]]:
@@ -76,7 +72,7 @@ def lives(history: Sequence[Step]) -> Mapping[str, list[Life]]:
                     life.name = way[1]
                     life.names |= called[way[1]]
                 else:
-                    life.until, life.woken = step.planned.get(life.name[0][0], 0), step.frozen
+                    life.until = step.planned.get(life.name[0][0], 0)
         for (table, path), count in there.items():
             source = path[0][0]
             since = step.planned.get(source, 0) if number else 0

@@ -24,13 +24,15 @@ import spark_abs
 from spark_abs.cli.main import main
 from spark_abs.errors import AbsError, Refused, UsageError
 from spark_abs.job import Job
-from spark_abs.model import AttemptId, CheckpointId, StageId, Version
+from spark_abs.model import AttemptId, CheckpointId, StageId, Version, owner_of, run_app_id
 from spark_abs.plan.specs import Existing, Output
 from spark_abs.protocol.control import OutsideSink
 from spark_abs.protocol.outside import Mark
 from spark_abs.store.control import Control
 from spark_abs.store.failpoint import Failpoint, no_failpoint
 from spark_abs.store.root import Root
+from spark_abs.store.storage import Place
+from spark_abs.store.table import Table
 from tests.job_support import Feed, manifests, read_table
 from tests.spark.conftest import Start
 
@@ -297,6 +299,42 @@ def test_a_sink_under_another_name_or_of_another_stage_goes_back_with_its_table(
     assert numbers.rows("out") == numbers.written["a"][:2]
     numbers.run(sink("alpha", "a"))
     numbers.exact("out", "a")
+
+
+def test_the_table_of_a_sink_that_leaves_is_fenced_unless_all_runs_have_ended_in_order(
+    numbers: Numbers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A driver that hung may wake up after the change; a table that cannot be fenced stops no start."""
+
+    def three(n: Numbers, job: Job) -> None:
+        rows = n.source(job, "a")
+        for name in ("kept", "left", "torn"):
+            n.sink(job, name, rows)
+
+    def one(n: Numbers, job: Job) -> None:
+        n.sink(job, "kept", n.source(job, "a"))
+
+    numbers.write("a")
+    numbers.run(three)
+    control = Control.open(Root(numbers.root))
+    fence = run_app_id(owner_of("numbers", control.state.root))
+    tables = {name: numbers.tmp / "tables" / name for name in ("kept", "left", "torn")}
+
+    def fenced(name: str) -> int | None:
+        return Table.open(Place(str(tables[name]))).transaction(fence)
+
+    assert fenced("left") == 1
+    numbers.run(one)
+    assert fenced("left") == 1, "run 1 has ended"
+    numbers.run(three)
+    control.update(lambda state: replace(state, runs=(*state.runs[:-1], replace(state.runs[-1], ended=None))))
+    for commit in (tables["torn"] / "_delta_log").iterdir():
+        commit.write_bytes(b"torn")
+    numbers.write("a")
+    numbers.run(one)
+    assert fenced("left") == 4
+    assert "of sink torn, which the job has no more, could not be fenced" in caplog.text
+    assert numbers.lost_and_twice("kept", numbers.written["a"]) == ([], [])
 
 
 def test_the_root_is_new_and_the_tables_are_old(numbers: Numbers) -> None:

@@ -155,6 +155,21 @@ class DeltaSink:
 
         commit_marks(self._table, fences, self._session)
 
+    def fence_older(self) -> None:
+        """Fence the table against older runs, unless it is; mark nothing. Repeatable.
+
+        Raises:
+            Fenced: a newer run or attempt, or another root, has taken over.
+        """
+
+        def fences() -> Marked | None:
+            self._require_current()
+            if is_fenced_for(self._table, self._fence, self._run, self._in_order_since):
+                return None
+            return Marked({self._fence: int(self._run)}, self._note())
+
+        commit_marks(self._table, fences, self._session)
+
     def _newest_is_mine(self) -> bool | None:
         """Say whether this attempt's newest commit that counts is of this stage; None if there is none."""
         for version, note in self.log.of_attempt(self._passed):
