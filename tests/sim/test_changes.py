@@ -40,7 +40,7 @@ from tests.simulator.parts import Parts, Sinks
 
 SEEDS = range(150)
 TWO_ROOTS = range(40)
-OF_DEFECTS = (*SEEDS, *range(500, 550))
+OF_DEFECTS = (*SEEDS, *range(500, 570))
 
 
 @pytest.mark.parametrize("block", range(3))
