@@ -74,7 +74,7 @@ def test_state_that_was_copied_and_never_committed_is_named_until_it_is_deleted(
     packs = set(state.glob("*.parquet")) - {Path(uri) for uri in DeltaTable(str(state)).file_uris()}
     assert packs
     found = named()
-    assert found.keys() == {"orphaned-files"}
+    assert found.keys() == {"not-running", "orphaned-files"}
     said = re.match(
         r"(\d+) files? in state/, ([\d.]+) kB together, the oldest written .+ ago, are in no checkpoint: a "
         r"run was killed",
