@@ -233,7 +233,8 @@ def test_a_checkpoint_that_expires_lets_a_blocked_input_go(
     run = start(job)
     with ThreadPoolExecutor(1) as pool:
         checkpoint = pool.submit(run.checkpoint)
-        eventually(run, lambda: Control.open(Root(root)).state.claims, "checkpoint 1 is under way")
+        log = tmp_path / "root" / "channels" / "fast.main" / "_delta_log"
+        eventually(run, lambda: has_barrier(log), "its barrier is in the channel, before the next row")
         fast.write(*numbers(2))
         with pytest.raises(Refused, match=r"expired, after 5000 ms without .*slow"):
             checkpoint.result()
@@ -252,6 +253,10 @@ def test_a_checkpoint_that_expires_lets_a_blocked_input_go(
     assert held.start_delay_ms == held.duration_ms
     (end,) = [e for e in events if e.event is HistoryEvent.ABORTED]
     assert (end.reason, end.acks, end.stages, end.last_completed_age_ms) == ("expired", len(acked), 3, None)
+
+
+def has_barrier(log: Path) -> bool:
+    return any('\\"barrier\\":{' in commit.read_text() for commit in log.glob("*.json"))
 
 
 def rows_if_any(table: Path) -> list[int]:
