@@ -238,7 +238,7 @@ def _list(out: Output, given: Given, kept: Root | None) -> None:
 
 
 def _show(out: Output, plan: RewindPlan, now_ms: int) -> None:
-    ago = duration(max(0, now_ms - plan.moment_ms))
+    ago = duration(now_ms - plan.moment_ms)
     out.line(f"Rewind to {moment(plan.moment_ms)}, {ago} ago", "bold")
     for note in plan.notes:
         out.line(f"Note: {note}")

@@ -187,7 +187,7 @@ def _skipped_files(found: JobStatus, now_ms: int) -> Iterator[tuple[str, str]]:
     by_stage = {one.stage: one for one in found.skipped_files}
     for stage, last in by_stage.items():
         number = sum(one.stage == stage for one in found.skipped_files)
-        since = f"{duration(max(0, now_ms - last.at_ms))} ago by {last.by}"
+        since = f"{duration(now_ms - last.at_ms)} ago by {last.by}"
         yield "skipped files", f"{number} of stage {stage}, the last {last.file}, {since}"
 
 
@@ -237,7 +237,7 @@ def _does(doing: StageActivity, now_ms: int) -> str:
 
 
 def _since(ms: int | None, now_ms: int) -> str:
-    return "-" if ms is None else duration(max(0, now_ms - ms))
+    return "-" if ms is None else duration(now_ms - ms)
 
 
 def _counted(inputs: tuple[Backlog, ...], rows: int) -> str:
@@ -251,4 +251,4 @@ def _sized(inputs: tuple[Backlog, ...], bytes_: int) -> str:
 def _watermark_lag(watermark_ms: int, now_ms: int) -> str:
     if watermark_ms <= 0 or watermark_ms == END_OF_TIME_MS:
         return "-"
-    return duration(max(0, now_ms - watermark_ms))
+    return duration(now_ms - watermark_ms)

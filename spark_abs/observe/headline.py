@@ -21,7 +21,7 @@ def headline(found: JobStatus, now_ms: int) -> str:
 
 def paused_said(paused: Sequence[Paused], now_ms: int) -> str:
     """Say which sources are paused, by whom and for how long."""
-    each = (f"{one.stage} for {duration_said(max(0, now_ms - one.at_ms))} by {one.by}" for one in paused)
+    each = (f"{one.stage} for {duration_said(now_ms - one.at_ms)} by {one.by}" for one in paused)
     return f"PAUSED: {', '.join(each)}"
 
 
@@ -59,7 +59,7 @@ def _watched(found: JobStatus, now_ms: int) -> str:
     """Say how old the newest kept cut is, and whether a watcher is at work: queries need none to run."""
     kept = "no kept cut can be read" if found.kept else "no cut is kept yet"
     if found.last is not None and found.moment_ms is not None:
-        kept = f"the newest cut is {found.last.id}, {duration_said(max(0, now_ms - found.moment_ms))} old"
+        kept = f"the newest cut is {found.last.id}, {duration_said(now_ms - found.moment_ms)} old"
     elif found.last is not None:
         kept = f"the newest cut, {found.last.id}, cannot be read: {found.last.damage or 'it was removed'}"
     if found.alive is not None:

@@ -51,7 +51,7 @@ class Ahead:
         if self.unread:
             return (f"cannot be seen from here: {self.unread}",)
         if self.ready_ms is not None:
-            return (f"of {duration_said(max(0, now_ms - self.ready_ms))} ago, for the next look",)
+            return (f"of {duration_said(now_ms - self.ready_ms)} ago, for the next look",)
         if self.waits:
             return tuple(f"waits: {each}" for each in self.waits)
         return ("nothing was done since the newest",)
