@@ -15,11 +15,11 @@ from spark_abs.errors import DamageError, UsageError
 from spark_abs.model import Version
 from spark_abs.observe.sources import readable
 from spark_abs.rewind.plan import plan_rewind
-from spark_abs.rewind.query import QueryFacts, names_of
+from spark_abs.rewind.query import QueryFacts
 from spark_abs.rewind.survey import Survey, survey
 from spark_abs.rewind.table import TableFacts
 from spark_abs.snapshots.layout import file_source_offset
-from spark_abs.store.storage import Place
+from spark_abs.store.storage import Place, names_of
 
 
 @dataclass(slots=True)

@@ -107,11 +107,7 @@ def _checkpoints(root: Root, state: ControlState) -> tuple[tuple[StageSnapshot, 
 
 def _ended(status: JobStatus) -> str:
     """Say how the newest run has ended, if it is not alive and did not end in order."""
-    run = status.run
-    if status.alive is not None or run is None:
-        return ""
-    broke = status.killed or (run.ended or "").startswith("failed")
-    return run_said(run, killed=status.killed) if broke else ""
+    return run_said(status.run, killed=status.killed) if status.broke and status.run is not None else ""
 
 
 def _orphans(root: Root) -> tuple[Orphan, ...]:

@@ -117,7 +117,7 @@ def _watched(status: JobStatus, now_ms: int, max_age_ms: int | None, max_lag_ms:
     if max_lag_ms is not None:
         raise UsageError(f"{status.root} is the root of a watcher, which knows no lag: leave --max-lag out")
     problems, run = [], status.run
-    if status.alive is None and run is not None and (status.killed or (run.ended or "").startswith("failed")):
+    if status.broke and run is not None:
         problems.append(f"no watcher is at work: {run_said(run, killed=status.killed)}")
     age = None if status.moment_ms is None else max(0, now_ms - status.moment_ms)
     if age is not None and all(map(_is_still, status.stages)):

@@ -37,6 +37,7 @@ from spark_abs.store.control import Control
 from spark_abs.store.history import PATH, History, RunEvents
 from spark_abs.store.lease import read_lease
 from spark_abs.store.root import Root
+from spark_abs.store.storage import names_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +211,12 @@ class JobStatus:
         return min(self.last.age_ms, self.unchanged_ms)
 
     @property
+    def broke(self) -> bool:
+        """Whether no run is alive, and the newest was killed or has failed."""
+        failed = self.run is not None and (self.run.ended or "").startswith("failed")
+        return self.alive is None and (self.killed or failed)
+
+    @property
     def finished(self) -> bool:
         """Whether the newest run was bounded and has read all of its input."""
         return self.run is not None and (self.run.ended or "").startswith("finished")
@@ -359,7 +366,7 @@ def _stages(
     unsettled = {claim.barrier.id for claim in state.claims}
     waiting = {stage: why for checkpoint, stage, why in events.late if checkpoint in unsettled}
     if state.job == WATCHED_JOB and state.watch is not None:
-        return list(_watched_stages(root, state.watch, manifest))
+        return list(_watched_stages(root, state, state.watch, manifest))
     found = []
     for name in _names(root, state, manifest, (*told, *(stage for stage, _, _ in events.restarts))):
         stage = _stage(root, state, name, manifest)
@@ -369,19 +376,17 @@ def _stages(
     return found
 
 
-def _watched_stages(root: Root, watch: Watch, manifest: Manifest | None) -> Iterator[StageStatus]:
+def _watched_stages(
+    root: Root, state: ControlState, watch: Watch, manifest: Manifest | None
+) -> Iterator[StageStatus]:
     """Iterate the queries that the newest watcher was given, also those that no cut has yet."""
-    parts = {} if manifest is None else {part.directory: part for part in manifest.stages}
-    for directory in watch.checkpoints:
-        part = parts.get(directory)
-        if part is not None and manifest is not None:
-            at = _at(part.stage, _of_watched(root, part))
-            yield replace(at, checkpoint=manifest.id, cut=part.cut_batch)
-            continue
-        name = directory.rpartition("/")[2]
-        taken = {one.stage for one in parts.values()}
-        same = sum(one.rpartition("/")[2] == name for one in watch.checkpoints)
-        yield _at(StageId(directory if name in taken or same > 1 else name), _of_directory(root, directory))
+    known = {} if manifest is None else {part.directory: part.stage for part in manifest.stages}
+    for directory, name in zip(watch.checkpoints, names_of(watch.checkpoints), strict=True):
+        if directory in known:
+            yield _stage(root, state, known[directory], manifest)
+        else:
+            new = directory if name in known.values() else name
+            yield _at(StageId(new), _of_directory(root, directory))
 
 
 def _names(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from pyarrow import fs
 
@@ -29,7 +28,7 @@ from spark_abs.snapshots.layout import (
 )
 from spark_abs.snapshots.materialise import METADATA
 from spark_abs.snapshots.parallel import in_threads
-from spark_abs.store.storage import Place
+from spark_abs.store.storage import Place, names_of
 
 CLOCKS_MS = 2_000
 """By how much the clock of a commit and that of a checkpoint's files may differ."""
@@ -135,12 +134,6 @@ def with_kept(query: QueryFacts, kept: KeptBatch) -> QueryFacts:
     )
 
 
-def names_of(uris: Sequence[str]) -> list[str]:
-    """Return short names: the last part of each location, the whole one where several end alike."""
-    last = [uri.rstrip("/").rpartition("/")[2] for uri in uris]
-    return [name if last.count(name) == 1 else uri for name, uri in zip(last, uris, strict=True)]
-
-
 def read_queries(places: Sequence[Place], fenced_by: str = "") -> tuple[QueryFacts, ...]:
     """Read checkpoint directories.
 
@@ -206,7 +199,7 @@ def _read(place: Place, name: str, fenced_by: str) -> QueryFacts:
     if not isinstance(identity, str):
         raise DamageError(f"{place}/{METADATA} has no id")
     planned, committed = _times(place, "offsets"), _times(place, "commits")
-    read = in_threads(partial(_text, place), sorted(planned))
+    read = in_threads(lambda batch: place.read_text(f"offsets/{batch}"), sorted(planned))
     texts = {b: text for b, text in zip(sorted(planned), read, strict=True) if text is not None}
     offsets = {b: parse_offsets(text) for b, text in texts.items()}
     if any(_is_auto_loader(line) for file in offsets.values() for line in file.lines):
@@ -330,11 +323,6 @@ def _times(place: Place, log: str) -> dict[int, int]:
         for info in place.fs.get_file_info(selector)
         if is_number(info.base_name)
     }
-
-
-def _text(place: Place, batch: int) -> str | None:
-    """Return the text of a batch's offsets, None if Spark has deleted it since the listing."""
-    return place.read_text(f"offsets/{batch}")
 
 
 def is_still(query: QueryFacts) -> bool:

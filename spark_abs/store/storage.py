@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
@@ -144,6 +144,12 @@ def root_location(uri: str) -> str:
 def in_object_store(location: str) -> bool:
     """Say whether a connector of Hadoop serves a location."""
     return location.startswith(_IN_STORES)
+
+
+def names_of(uris: Sequence[str]) -> list[str]:
+    """Return short names: the last part of each location, the whole one where several end alike."""
+    last = [uri.rstrip("/").rpartition("/")[2] for uri in uris]
+    return [name if last.count(name) == 1 else uri for name, uri in zip(last, uris, strict=True)]
 
 
 def remedy(location: str) -> str:

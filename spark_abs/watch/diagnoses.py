@@ -125,9 +125,8 @@ def watched_diagnoses(facts: WatchedFacts) -> tuple[Diagnosis, ...]:
 
 def _away(facts: WatchedFacts) -> Iterator[Diagnosis]:
     status, ahead = facts.status, facts.ahead
-    broke = status.killed or (status.run is not None and (status.run.ended or "").startswith("failed"))
     missed = facts.overdue or (ahead is not None and bool(ahead.lost))
-    if status.alive is not None or not (broke or missed):
+    if status.alive is not None or not (status.broke or missed):
         return
     how = "" if status.run is None else f": {run_said(status.run, killed=status.killed)}"
     why = f", and there has been a newer one for more than {length(_OVERDUE_MS)}" if facts.overdue else ""
@@ -248,7 +247,7 @@ def _newest(facts: WatchedFacts) -> str:
     status = facts.status
     if status.last is None or status.moment_ms is None:
         return "no cut is kept"
-    return f"the newest cut is {status.last.id}, {length(max(0, facts.now_ms - status.moment_ms))} old"
+    return f"the newest cut is {status.last.id}, {length(facts.now_ms - status.moment_ms)} old"
 
 
 def _watch(facts: WatchedFacts) -> str:
