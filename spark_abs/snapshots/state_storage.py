@@ -6,8 +6,10 @@ import contextlib
 import hashlib
 import logging
 import threading
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 from pyarrow import fs
@@ -53,6 +55,19 @@ class Stored:
     size_new: int
 
 
+@dataclass(frozen=True, slots=True)
+class _NewPack:
+    """A pack that is written and not yet committed."""
+
+    checkpoint: CheckpointId
+    directory: str
+    """Where its files were copied from."""
+    add: AddFile
+    fresh: Mapping[str, Location]
+    """Its files, by hash."""
+    committed: Future[None] = field(default_factory=Future)
+
+
 class StateStorage:
     """`state/` as one run writes it. Thread-safe; one per process and root.
 
@@ -74,6 +89,8 @@ class StateStorage:
         self._known: dict[str, Location] = {}
         self._pins = Pins()
         self._writing: set[str] = set()
+        self._new: deque[_NewPack] = deque()
+        """The packs that wait for their commit."""
         self._hashes: dict[str, dict[CapturedFile, str]] = {}
         self._indexes: dict[str, Mapping[str, Packed]] = {}
         self._damaged: set[str] = set()
@@ -314,10 +331,32 @@ class StateStorage:
     def _commit(
         self, checkpoint: CheckpointId, directory: str, add: AddFile, fresh: Mapping[str, Location]
     ) -> None:
+        """Commit a new pack, together with all packs that wait for the lock meanwhile.
+
+        Raises:
+            Fenced, CommitStateUnknown, OSError: as of the commit, for each pack that was to be in it.
+        """
+        mine = _NewPack(checkpoint, directory, add, fresh)
+        self._new.append(mine)
         with self.lock:
-            self._table.commit(lambda table: self._if_current(table, Commit([add])))
-            self._known.update(fresh)
-            self._pins.pin(checkpoint, directory, fresh)
+            if not mine.committed.done():
+                self._commit_new()
+        mine.committed.result()
+
+    def _commit_new(self) -> None:
+        """Commit all packs that wait, in one commit, and tell each. The caller holds `lock`."""
+        together = [self._new.popleft() for _ in range(len(self._new))]
+        try:
+            commit = Commit([pack.add for pack in together])
+            self._table.commit(lambda table: self._if_current(table, commit))
+        except Exception as error:  # noqa: BLE001 - of each of them
+            for pack in together:
+                pack.committed.set_exception(error)
+            return
+        for pack in together:
+            self._known.update(pack.fresh)
+            self._pins.pin(pack.checkpoint, pack.directory, pack.fresh)
+            pack.committed.set_result(None)
 
     def _if_current(self, table: Table, commit: Commit) -> Commit:
         """Return `commit` unless a newer run has fenced this run."""

@@ -6,6 +6,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from spark_abs.model import CheckpointId, RunId
 from spark_abs.snapshots import state_storage as module
 from spark_abs.snapshots.capture import CapturedFile
 from spark_abs.snapshots.packs import PackReader, pack_name
-from spark_abs.snapshots.state_storage import StaleCapture, StateStorage
+from spark_abs.snapshots.state_storage import StaleCapture, StateStorage, Stored, active_packs
 from spark_abs.snapshots.sweep import sweep
 from spark_abs.snapshots.verify import verify_state
 from spark_abs.store.root import Root
+from spark_abs.store.table import Table
 from tests.snapshot_support import LOCAL, captured, manifest_of, packs_in, store
 
 ONE, TWO = CheckpointId(1), CheckpointId(2)
@@ -296,3 +298,54 @@ def test_a_value_is_found_whatever_its_length(
     """The length stands before the value, after bytes that look like lengths themselves."""
     data = {"zeros": bytes(size), "levels": b"\x02\0\0\0\x02\x01" * (size // 6 + 1)}
     assert contents_of(root, store(kept, ONE, tmp_path / "a", **data).files) == data
+
+
+class Together:
+    """Copies of four stages whose packs are all written before the first of them is committed."""
+
+    STAGES = ("a", "b", "c", "d")
+
+    def __init__(self, root: Root) -> None:
+        self.written, self.held = threading.Barrier(5), threading.Barrier(5)
+        self.kept = StateStorage.open(root, "job", RunId(1), failpoint=self.pause)
+
+    def pause(self, name: str) -> None:
+        assert name == "capture.pack.commit.before"
+        self.written.wait(30)
+        self.held.wait(30)
+
+    def store(self, directory: Path) -> list[Future[Stored]]:
+        with ThreadPoolExecutor(len(self.STAGES)) as pool:
+            found = [
+                pool.submit(store, self.kept, ONE, directory / stage, **{stage: stage.encode()})
+                for stage in self.STAGES
+            ]
+            self.written.wait(30)
+            with self.kept.lock:
+                self.held.wait(30)
+                while len(self.kept._new) < len(self.STAGES):
+                    threading.Event().wait(0.01)
+        return found
+
+
+def test_packs_that_wait_for_their_commit_are_committed_together(root: Root, tmp_path: Path) -> None:
+    together = Together(root)
+    version = together.kept._table.version
+    stored = [copy.result() for copy in together.store(tmp_path)]
+    table = Table.open(root.place("state"))
+    assert table.version == version + 1
+    assert len(active_packs(table)) == len(Together.STAGES)
+    for stage, copy in zip(Together.STAGES, stored, strict=True):
+        assert contents_of(root, copy.files) == {stage: stage.encode()}
+        assert together.kept.missing(copy.files) == ()
+    sweep(together.kept, lambda: ())
+    assert len(packs_in(root)) == len(Together.STAGES), "all of them are pinned"
+
+
+def test_a_fence_stops_all_packs_that_wait_for_their_commit(root: Root, tmp_path: Path) -> None:
+    together = Together(root)
+    StateStorage.open(root, "job", RunId(2))
+    for copy in together.store(tmp_path):
+        with pytest.raises(Fenced):
+            copy.result()
+    assert active_packs(Table.open(root.place("state"))) == {}
