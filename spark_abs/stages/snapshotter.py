@@ -32,6 +32,7 @@ from spark_abs.run_context import RunContext
 from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.snapshots.take import snapshot_stage
 from spark_abs.stages.alignment_backlog import ENTRIES_AT_THE_END, Backlog
+from spark_abs.stages.housekeeping import Housekeeping
 from spark_abs.stages.native import NativeLog
 from spark_abs.state.assignment import placed
 from spark_abs.store.clock import now_ms, steady_ms
@@ -100,7 +101,7 @@ class Snapshotter:
         self._kept = kept
         self._facts: dict[StageId, StageFacts] = {}
         self._wake: dict[StageId, Callable[[], None]] = {}
-        self._tidy = tidy
+        self._housekeeping = Housekeeping(tidy, on_failure)
         self._on_event = on_event
         self._on_failure = on_failure
         self._pool = ThreadPoolExecutor(ctx.settings.copy_threads, thread_name_prefix="spark-abs-copy")
@@ -108,7 +109,6 @@ class Snapshotter:
         self._open: dict[tuple[StageId, CheckpointId], BatchId] = {}
         self._copying: dict[StageId, threading.Lock] = {}
         self._closing = threading.Event()
-        self._tidying = threading.Lock()
 
     def register(self, stage: StageId, facts: StageFacts, wake: Callable[[], None]) -> None:
         """Take a stage, or its new runner, before its first cut.
@@ -158,13 +158,14 @@ class Snapshotter:
         return tuple(file.path for file in self._kept.missing(files))
 
     def tidy(self) -> None:
-        """Retire and sweep in the background; at most once at a time."""
-        self._pool.submit(self._tidy_once)
+        """Retire and sweep in the background."""
+        self._housekeeping.ask()
 
     def close(self) -> None:
-        """End copies that are under way, start no other."""
+        """End copies that are under way, start no other; then clean up if that is due."""
         self._closing.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._housekeeping.close()
 
     def _work(self, taken: Taken) -> None:
         try:
@@ -266,18 +267,6 @@ class Snapshotter:
     def _decline(self, taken: Taken, error: Exception) -> None:
         detail = f"{type(error).__name__}: {error}"
         self._on_event(Declined(steady_ms(), taken.barrier.id, taken.stage, AbortReason.DECLINED, detail))
-
-    def _tidy_once(self) -> None:
-        if not self._tidying.acquire(blocking=False):
-            return
-        try:
-            self._tidy()
-        except Fenced as error:
-            self._on_failure(error)
-        except (AbsError, DeltaError, OSError) as error:
-            log.warning("tidying up failed, it is tried again after the next checkpoint: %s", error)
-        finally:
-            self._tidying.release()
 
 
 class _Unwanted(Exception):
