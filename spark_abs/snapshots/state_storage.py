@@ -349,7 +349,7 @@ class StateStorage:
         try:
             commit = Commit([pack.add for pack in together])
             self._table.commit(lambda table: self._if_current(table, commit))
-        except Exception as error:  # noqa: BLE001 - of each of them
+        except BaseException as error:  # noqa: BLE001 - a panic of deltalake, too: others wait for the outcome
             for pack in together:
                 pack.committed.set_exception(error)
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from spark_abs.snapshots.state_storage import StaleCapture, StateStorage, Stored
 from spark_abs.snapshots.sweep import sweep
 from spark_abs.snapshots.verify import verify_state
 from spark_abs.store.root import Root
-from spark_abs.store.table import Table
+from spark_abs.store.table import Commit, Table
 from tests.snapshot_support import LOCAL, captured, manifest_of, packs_in, store
 
 ONE, TWO = CheckpointId(1), CheckpointId(2)
@@ -349,3 +349,24 @@ def test_a_fence_stops_all_packs_that_wait_for_their_commit(root: Root, tmp_path
         with pytest.raises(Fenced):
             copy.result()
     assert active_packs(Table.open(root.place("state"))) == {}
+
+
+class Panic(BaseException):
+    """As deltalake raises one: it is no Exception."""
+
+
+def test_a_panic_is_told_to_all_packs_that_wait_for_their_commit(
+    root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together, panics = Together(root), [Panic()]
+    commit = together.kept._table.commit
+
+    def panic_once(decide: Callable[[Table], Commit | None]) -> object:
+        if panics:
+            raise panics.pop()
+        return commit(decide)
+
+    monkeypatch.setattr(together.kept._table, "commit", panic_once)
+    for copy in together.store(tmp_path):
+        with pytest.raises(Panic):
+            copy.result()
