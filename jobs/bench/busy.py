@@ -83,7 +83,7 @@ def figures(spark: SparkSession, base: Path, runs: int, console: Console) -> Ite
     for turn in range(-1, runs):
         for name, interval in INTERVALS.items():
             used, took = _run(spark, base / f"busy-{turn}-{name}", interval)
-            console.print(f"nine busy stages, every {name}: {used / _MEASURED_S:.2f} cores, {len(took)}")
+            console.print(f"nine busy stages, every {interval}: {used / _MEASURED_S:.2f} cores, {len(took)}")
             if turn < 0:
                 continue
             cpu[name].append(used)
