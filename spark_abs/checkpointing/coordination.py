@@ -332,7 +332,7 @@ class Coordination:
         )
         missing = self._snapshots.missing(manifest)
         if missing:
-            detail = f"gone from state/: {', '.join(missing[:3])}; see `spark-abs verify`"
+            detail = f"gone from state/: {', '.join(missing)}; see `spark-abs verify`"
             self._abort(barrier.id, AbortReason.STATE_MISSING, detail)
             return
         self._ctx.failpoint("manifest.before")

@@ -153,9 +153,13 @@ class Snapshotter:
         self._pool.submit(partial(self._kept.unpin, checkpoint, completed=completed))
 
     def missing(self, manifest: Manifest) -> tuple[str, ...]:
-        """Return the files of a manifest that are missing."""
-        files = [file for stage in manifest.stages for file in stage.files]
-        return tuple(file.path for file in self._kept.missing(files))
+        """Return the stages of a manifest that miss files: `3 of the 12 files of counts`."""
+        missing = frozenset(self._kept.missing(file for part in manifest.stages for file in part.files))
+        return tuple(
+            f"{len(gone)} of the {len(part.files)} files of {part.stage}"
+            for part in manifest.stages
+            if (gone := missing.intersection(part.files))
+        )
 
     def tidy(self) -> None:
         """Retire and sweep in the background."""

@@ -223,6 +223,8 @@ def test_a_lag_that_grows(shop: Shop) -> None:
 
 
 def test_a_disk_that_will_be_full(shop: Shop) -> None:
+    assert shop.run is not None
+    eventually(shop.run, lambda: gather(Root(shop.root), now_ms(), 30_000).disks, "a sample before the file")
     total, _, free = shutil.disk_usage(shop.root)
     size = max(free // 500, 64 * 2**20)  # more than its part of a day, within the time of all samples
     filled = shop.tmp / "filled"

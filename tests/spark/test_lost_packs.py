@@ -59,7 +59,8 @@ def test_one_checkpoint_is_aborted_and_the_next_copies_a_lost_pack_anew(
     with pytest.raises(Refused, match="state-missing"):
         run.checkpoint()
     (aborted,) = Control.open(Root(root)).state.aborted
-    assert "metadata; see `spark-abs verify`" in aborted.detail
+    assert aborted.detail.startswith("gone from state/: ")
+    assert aborted.detail.endswith(" of unique; see `spark-abs verify`")
     assert run.checkpoint() == 3
     assert damaged() == [1]
     eventually(run, lambda: passed.count("tidy.sweep.after") == 2, "the end of another clean-up")
