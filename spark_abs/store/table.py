@@ -24,8 +24,9 @@ from spark_abs.store.clock import now_ms
 from spark_abs.store.log import LogCommit, log_file, log_files_before, read_commit
 from spark_abs.store.storage import Place
 
+_CLEANUP = "delta.enableExpiredLogCleanup"
 LOG_PROPERTIES: Mapping[str, str] = {
-    "delta.enableExpiredLogCleanup": "false",
+    _CLEANUP: "false",
     "delta.checkpointInterval": "10",
 }
 """Only this package's clean-up removes log files, so a missing one is damage."""
@@ -60,6 +61,9 @@ class Table:
         self.place = place
         self._table = table
         self._transactions: dict[str, int | None] = {}
+        kept = table.metadata().configuration.get(_CLEANUP) == LOG_PROPERTIES[_CLEANUP]
+        self._looks_first = kept and place.local
+        """Whether a look at two files tells that there is no newer commit."""
         self._followed = self._defined = table.version()
 
     @classmethod
@@ -178,8 +182,21 @@ class Table:
 
     def refresh(self) -> None:
         """Load the commits since the loaded version; costs only new ones."""
-        self._table.update_incremental()
+        if not self._is_newest():
+            self._table.update_incremental()
         self._follow()
+
+    def _is_newest(self) -> bool:
+        """Say whether the loaded version is surely the newest, without a listing of the log.
+
+        `trim_log`, which alone deletes files of this package's logs, deletes the oldest first: if the file
+        of the loaded version is there after that of the next was not, the next was never written.
+        """
+        return (
+            self._looks_first
+            and not self.written(Version(self.version + 1))
+            and bool(self.written(self.version))
+        )
 
     def written(self, version: Version) -> tuple[int, ...]:
         """Return a fingerprint of a commit's file, nothing if the file does not exist."""

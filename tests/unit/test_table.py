@@ -7,10 +7,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import CommitProperties
+from deltalake import CommitProperties, DeltaTable
 from deltalake.transaction import Transaction
 
 from spark_abs.errors import CommitConflict, CommitStateUnknown, DamageError
+from spark_abs.store.log import log_file
 from spark_abs.store.storage import Place
 from spark_abs.store.table import AddFile, Commit, Table
 
@@ -139,6 +140,47 @@ def test_a_kept_handle_survives_a_clean_up_of_the_log(tmp_path: Path, read_befor
     assert table.transaction("fence") == 3
     table.refresh()
     assert table.transaction("fence") == 4
+
+
+def test_a_log_without_news_is_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table.ensure(Place(str(tmp_path / "t")), SCHEMA)
+    other = Table.open(table.place)
+    listed: list[int] = []
+    update = type(table.delta).update_incremental
+
+    def counted(delta: DeltaTable) -> None:
+        listed.append(delta.version())
+        update(delta)
+
+    monkeypatch.setattr(type(table.delta), "update_incremental", counted)
+    table.refresh()
+    assert listed == []
+    other.commit_next(Commit([file_of(table, 1)]))
+    listed.clear()
+    assert rows(table) == [1]
+    table.refresh()
+    assert listed == [0]
+
+
+@pytest.mark.parametrize("trimmed", range(1, 10))
+def test_news_are_seen_however_far_the_log_was_trimmed(tmp_path: Path, trimmed: int) -> None:
+    """A frozen process continues while the clean-up of a newer run deletes the log under its handle."""
+    frozen = Table.ensure(Place(str(tmp_path / "t")), SCHEMA)
+    frozen.commit_next(Commit([file_of(frozen, 1)]))
+    newer = Table.open(frozen.place)
+    for value in range(2, 13):
+        newer.commit_next(Commit([file_of(newer, value)]))
+    for version in range(trimmed):
+        Path(frozen.uri, log_file(version)).unlink()
+    assert rows(frozen) == list(range(1, 13))
+
+
+def test_a_table_of_others_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever cleans its log up may delete newer files first."""
+    table = Table.ensure(Place(str(tmp_path / "t")), SCHEMA, {})
+    monkeypatch.delattr(type(table.delta), "update_incremental")
+    with pytest.raises(AttributeError):
+        table.refresh()
 
 
 def test_transactions_are_followed_when_the_handle_moves_by_itself(tmp_path: Path) -> None:

@@ -113,7 +113,8 @@ def test_what_cannot_be_followed_is_made_up_for_by_reading_all(
     record(root, E.COMPLETED, E.RESTORED)
     if gone == "log":
         Table.open(root.place("history")).delta.create_checkpoint()
-        commits(root)[2].unlink()
+        for file in commits(root)[:3]:
+            file.unlink()
     elif gone == "rows":
         before = data_files(root)
         History(root)._table.delta.optimize.compact()
