@@ -58,6 +58,7 @@ class CheckpointCleaner:
         state = Control.open(ctx.root).state
         retire(ctx.root, checkpoints, state, run=ctx.run, keep=ctx.settings.keep)
         ctx.failpoint("tidy.retire.after")
+        self._retained(checkpoints)  # captures wait for the sweep: it reads only what has come since
         sweep(self._kept, partial(self._retained, checkpoints))
         ctx.failpoint("tidy.sweep.after")
         kept = self._retained(checkpoints)
@@ -81,11 +82,7 @@ class CheckpointCleaner:
             trim_tables(ctx.root)
 
     def _retained(self, checkpoints: Checkpoints) -> tuple[Manifest, ...]:
-        """Return every manifest, by id. Known manifests are not read again: they never change."""
-        if self._read:
-            ids = [summary.id for summary in checkpoints.summaries()]
-            found = tuple(self._read.get(i) or checkpoints.load(i) for i in ids)
-        else:
-            found = checkpoints.load_all()
+        """Return every manifest, by id. Known manifests are not read again."""
+        found = checkpoints.load_since(self._read)
         self._read = {manifest.id: manifest for manifest in found}
         return found

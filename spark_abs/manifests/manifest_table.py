@@ -11,7 +11,8 @@ import hashlib
 import io
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,8 +52,9 @@ SCHEMA = pa.schema(
 )
 
 _FLAT = [name for name in SCHEMA.names if name not in ("body", "v")]
-_READ_SINGLY = 8
-"""New rows that are read file by file."""
+_BODY = ("id", "v", "body")
+_READ_SINGLY, _AT_ONCE = 64, 8
+"""So many new rows are read file by file, and so many of them at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,14 @@ class Summary:
     completed_ms: int
     size_full: int
     size_new: int
+
+
+def _manifests(rows: Iterable[Mapping[str, Any]]) -> list[Manifest]:
+    found = []
+    for row in rows:
+        require_format(row["v"], FORMAT, f"checkpoint {row['id']}")
+        found.append(from_json(Manifest, row["body"]))
+    return found
 
 
 def _summary(row: Mapping[str, Any]) -> Summary:
@@ -130,16 +140,25 @@ class Checkpoints:
             DamageError: a row cannot be read.
             OSError: the store cannot be read now.
         """
-        self._table.refresh()
-        files = row_files(self._table, PATH)
-        single = [f for f in files if f.least is not None and f.least == f.most]
         before = {s.id: s for s in known}
-        news = [f for f in single if f.least not in before]
-        if len(single) < len(files) or len(news) > _READ_SINGLY:
+        there, news = self._since(before.keys())
+        if news is None:
             return self.summaries()
-        rows = [row for file in news for row in read_rows(self._root, file.path, _FLAT)]
-        after = {f.least: before[f.least] for f in single if f.least in before}
-        return tuple(sorted((*after.values(), *map(_summary, rows)), key=lambda s: s.id))
+        found = map(_summary, self._rows_in(news, _FLAT))
+        return tuple(sorted((*(before[i] for i in there), *found), key=lambda s: s.id))
+
+    def load_since(self, known: Mapping[CheckpointId, Manifest]) -> tuple[Manifest, ...]:
+        """Return every manifest by id; of those in `known` no file is opened, since manifests never change.
+
+        Raises:
+            DamageError: a row cannot be read.
+            OSError: the store cannot be read now.
+        """
+        there, news = self._since(known.keys())
+        if news is None:
+            return self.load_all()
+        found = _manifests(self._rows_in(news, _BODY))
+        return tuple(sorted((*(known[i] for i in there), *found), key=lambda m: m.id))
 
     def load(self, checkpoint: CheckpointId) -> Manifest:
         """Read one manifest.
@@ -195,10 +214,26 @@ class Checkpoints:
         return True
 
     def _load(self, checkpoint: CheckpointId | None) -> list[Manifest]:
-        rows = self._rows(["id", "v", "body"], checkpoint)
-        for row in rows:
-            require_format(row["v"], FORMAT, f"checkpoint {row['id']}")
-        return [from_json(Manifest, row["body"]) for row in rows]
+        return _manifests(self._rows(_BODY, checkpoint))
+
+    def _since(self, known: Set[CheckpointId]) -> tuple[list[CheckpointId], list[RowFile] | None]:
+        """Return which known checkpoints are still there, and the files of the others.
+
+        None in place of the files: they are many, or hold several rows, and all rows should be read at once.
+        """
+        self._table.refresh()
+        files = row_files(self._table, PATH)
+        news = [f for f in files if f.least not in known]
+        if len(news) > _READ_SINGLY or any(f.least is None or f.least != f.most for f in files):
+            return [], None
+        return [f.least for f in files if f.least is not None and f.least in known], news
+
+    def _rows_in(self, files: Sequence[RowFile], columns: Sequence[str]) -> list[dict[str, Any]]:
+        if not files:
+            return []
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            found = pool.map(lambda file: read_rows(self._root, file.path, columns), files)
+            return [row for rows in found for row in rows]
 
     def _rows(self, columns: Sequence[str], checkpoint: CheckpointId | None = None) -> list[dict[str, Any]]:
         """Read the row of one checkpoint, or all rows: in one read if possible, else file by file.

@@ -251,6 +251,20 @@ class StateStorage:
                     return {}
             return self._indexes[pack]
 
+    def read_indexes(self) -> None:
+        """Read the footers that `indexes` needs while captures go on; a damaged pack is left to `indexes`.
+
+        Raises:
+            OSError: the store cannot be read now.
+        """
+        with self.lock:
+            unread = self.active().keys() - self._indexes.keys()
+        for pack in sorted(unread):
+            with contextlib.suppress(DamageError):
+                index = PackReader(self.root).index(pack)
+                with self.lock:
+                    self._indexes.setdefault(pack, index)
+
     def indexes(self) -> Mapping[str, Mapping[str, Packed]]:
         """Return the files in each intact active pack, by hash.
 

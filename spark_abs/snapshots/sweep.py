@@ -33,7 +33,8 @@ def sweep(state_storage: StateStorage, manifests: Callable[[], Iterable[Manifest
 
     In this order: the live part is copied to a merged pack; one commit, fenced against older runs, replaces
     the old packs in the log by the merged one; then files that the log does not name are deleted. After a
-    kill at any point, the next sweep deletes the leftovers. Captures of this process wait for the commit.
+    kill at any point, the next sweep deletes the leftovers. Captures of this process wait for the commit, and
+    not for the footers of packs, of which there may be many.
 
     Args:
         state_storage: this run's handle on `state/`.
@@ -47,6 +48,7 @@ def sweep(state_storage: StateStorage, manifests: Callable[[], Iterable[Manifest
         OSError: the store cannot be read or written now.
         CommitStateUnknown: the outcome of the commit is unknown; the next sweep finds out.
     """
+    state_storage.read_indexes()
     with state_storage.lock:
         while True:
             try:

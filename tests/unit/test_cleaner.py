@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +11,15 @@ import pytest
 
 from spark_abs.checkpointing.cleaner import CheckpointCleaner
 from spark_abs.codec import from_json
+from spark_abs.manifests.manifest_table import read_rows
 from spark_abs.model import NO_EPOCH
 from spark_abs.protocol.attempt import NATIVES
 from spark_abs.run_context import RunContext
 from spark_abs.settings import Settings
+from spark_abs.snapshots.packs import Packed, PackReader
 from spark_abs.store.control import Control
 from spark_abs.store.failpoint import no_failpoint
+from spark_abs.store.root import Root
 from tests.channel_support import JOB
 from tests.root_support import SmallJob
 
@@ -55,3 +60,40 @@ def test_a_manifest_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     cleaner()
     assert read == []
     assert [s.id for s in job.checkpoints.summaries()] == [1, 2, 6]
+
+
+def test_captures_do_not_wait_for_the_reading_of_what_was_there_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a pause there are many manifests and packs to read, and the store may be slow."""
+    job = SmallJob(tmp_path)
+    for number in range(1, 6):
+        job.checkpoint(number)
+    may_capture: dict[str, bool] = {}
+
+    def try_lock() -> bool:
+        if taken := job.kept.lock.acquire(blocking=False):
+            job.kept.lock.release()
+        return taken
+
+    def look(name: str) -> None:
+        with ThreadPoolExecutor(1) as other:
+            may_capture[name] = other.submit(try_lock).result()
+
+    def reading(root: Root, path: str, columns: Sequence[str]) -> list[dict[str, Any]]:
+        look(path)
+        return read_rows(root, path, columns)
+
+    class Reading(PackReader):
+        def index(self, pack: str) -> dict[str, Packed]:
+            look(pack)
+            return super().index(pack)
+
+    monkeypatch.setattr("spark_abs.manifests.manifest_table.read_rows", reading)
+    monkeypatch.setattr("spark_abs.snapshots.state_storage.PackReader", Reading)
+    packs = set(job.kept.active())
+    cleaner_of(job, keep=9)()
+    assert len(packs) > 1
+    assert packs < may_capture.keys()
+    assert len(may_capture) == len(packs) + 5
+    assert all(may_capture.values())
