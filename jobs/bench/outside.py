@@ -29,7 +29,8 @@ from tests.outside.server import PASSWORD, USER, PostgresServer
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_FILES, _ROWS = 10, 200_000
+_FILES, _LONG, _ROWS = 10, 30, 200_000
+"""Files of the short runs and of the long ones, and rows of a file."""
 _TOPIC, _TABLE, _LAKE = "bench", "bench", "bench.rows"
 _CREATE = "DROP TABLE IF EXISTS bench; CREATE TABLE bench (id bigint, amount bigint, digest text)"
 
@@ -40,8 +41,8 @@ Way = Callable[["DataFrame", Path], None]
 """Takes a stream of rows to its end; the directory is for whatever it keeps."""
 
 
-def _write(spark: SparkSession, directory: Path) -> None:
-    numbers = spark.range(0, _FILES * _ROWS, 1, _FILES)
+def _write(spark: SparkSession, directory: Path, files: int) -> None:
+    numbers = spark.range(0, files * _ROWS, 1, files)
     amount, digest = (F.col("id") % 1000).alias("amount"), F.sha1(F.col("id").cast("string")).alias("digest")
     numbers.select("id", amount, digest).write.parquet(str(directory))
 
@@ -80,47 +81,57 @@ def _jdbc(rows: DataFrame, base: Path, server: PostgresServer) -> None:
 
 
 def figures(session: Callable[[], SparkSession], base: Path, runs: int, console: Console) -> Iterator[Figure]:
-    """Send two million rows in turns; the first turn is not counted."""
+    """Send two million rows in turns, and six million to Kafka; the first turn is not counted."""
     with KafkaServer() as broker, PostgresServer() as server:
         os.environ.update(server.environment)
         spark = session()
         lake = _catalog(base)
         config = spark_abs.Kafka(_TOPIC, bootstrap=broker.bootstrap)
         table = spark_abs.Iceberg(_LAKE, catalog_env=_CATALOG)
-        ways: dict[str, tuple[Way, Callable[[], int]]] = {
-            "kafka": (lambda rows, place: _job(records(rows), place, kafka=config), lambda: _count(broker)),
-            "kafka_spark": (
-                lambda rows, place: bounded(
-                    records(rows), place, topic=_TOPIC, **{"kafka.bootstrap.servers": broker.bootstrap}
-                ),
-                lambda: _count(broker),
+        to_kafka: tuple[Way, Way] = (
+            lambda rows, place: _job(records(rows), place, kafka=config),
+            lambda rows, place: bounded(
+                records(rows), place, topic=_TOPIC, **{"kafka.bootstrap.servers": broker.bootstrap}
             ),
-            "postgres": (lambda rows, place: _job(rows, place, postgres=_TABLE), lambda: _rows(server)),
-            "jdbc": (lambda rows, place: _jdbc(rows, place, server), lambda: _rows(server)),
+        )
+        ways: dict[str, tuple[Way, int, Callable[[], int]]] = {
+            "kafka": (to_kafka[0], _FILES, lambda: _count(broker)),
+            "kafka_spark": (to_kafka[1], _FILES, lambda: _count(broker)),
+            "kafka_long": (to_kafka[0], _LONG, lambda: _count(broker)),
+            "kafka_long_spark": (to_kafka[1], _LONG, lambda: _count(broker)),
+            "postgres": (
+                lambda rows, place: _job(rows, place, postgres=_TABLE),
+                _FILES,
+                lambda: _rows(server),
+            ),
+            "jdbc": (lambda rows, place: _jdbc(rows, place, server), _FILES, lambda: _rows(server)),
             "iceberg": (
                 lambda rows, place: _job(rows, place, iceberg=table),
+                _FILES,
                 lambda: lake.load_table(_LAKE).scan().count(),
             ),
-            "delta_spark": (_delta, lambda: DeltaTable(str(base / "outside" / "table")).count()),
+            "delta_spark": (_delta, _FILES, lambda: DeltaTable(str(base / "outside" / "table")).count()),
         }
         took: dict[str, list[float]] = {name: [] for name in ways}
-        _write(spark, base / "rows")
+        for files in (_FILES, _LONG):
+            _write(spark, base / f"rows-{files}", files)
         for turn in range(-1, runs):
-            for name, (way, count) in ways.items():
+            for name, (way, files, count) in ways.items():
                 _empty(broker, server, lake)
                 place, began = base / "outside", time.monotonic()
                 place.mkdir()
-                way(_source(spark, base / "rows"), place)
+                way(_source(spark, base / f"rows-{files}"), place)
                 seconds = time.monotonic() - began
                 there = count()
-                assert there == _FILES * _ROWS, f"{name}: {there} rows"
+                assert there == files * _ROWS, f"{name}: {there} rows"
                 shutil.rmtree(place, ignore_errors=True)
                 console.print(f"outside, {name}: {there / seconds:.0f} rows a second")
                 if turn >= 0:
                     took[name].append(seconds)
-    for name in ways:
-        yield figure(f"{name}_sink_rows", [_FILES * _ROWS / s for s in took[name]], "rows/s")
+    for name, (_, files, _) in ways.items():
+        yield figure(f"{name}_sink_rows", [files * _ROWS / s for s in took[name]], "rows/s")
     yield figure("kafka_sink_vs_spark", ratios(took["kafka_spark"], took["kafka"]))
+    yield figure("kafka_long_sink_vs_spark", ratios(took["kafka_long_spark"], took["kafka_long"]))
     yield figure("postgres_sink_vs_jdbc", ratios(took["jdbc"], took["postgres"]))
     yield figure("iceberg_sink_vs_delta", ratios(took["delta_spark"], took["iceberg"]))
 
@@ -155,7 +166,7 @@ def _empty(broker: KafkaServer, server: PostgresServer, lake: Catalog) -> None:
 
 def _count(broker: KafkaServer) -> int:
     with Reader(broker, _TOPIC) as reader:
-        return len(reader.read())
+        return sum(map(len, reader.pieces()))
 
 
 def _rows(server: PostgresServer) -> int:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -203,11 +203,15 @@ class Reader:
 
     def read(self) -> list[Message]:
         """Return what has come since the last call, up to the first transaction that is open."""
-        found: list[Message] = []
+        return [message for some in self.pieces() for message in some]
+
+    def pieces(self) -> Iterator[list[Message]]:
+        """Iterate what `read` returns, in pieces."""
         for partition, at in self._next.items():
             self._consumer.assign([TopicPartition(self._topic, partition, at)])
             until = -1
             while until < 0:
+                found: list[Message] = []
                 for message in self._consumer.consume(1000, 0.02):
                     error = message.error()
                     if error is None:
@@ -215,8 +219,8 @@ class Reader:
                     else:
                         assert error.code() == KafkaError._PARTITION_EOF, error
                         until = message.offset() or 0
+                yield found
             self._next[partition] = until
-        return found
 
     @property
     def at_end(self) -> bool:
