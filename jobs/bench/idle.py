@@ -96,18 +96,22 @@ def figures(spark: SparkSession, base: Path, runs: int, console: Console) -> Ite
 
 
 def _trickle(spark: SparkSession, base: Path, runs: int, console: Console) -> Iterator[Figure]:
-    """Give one of the sources a row a second, with a checkpoint every second."""
-    cores = []
+    """Give one of the sources a row a second, with a checkpoint every second and without."""
+    cores: dict[str, list[float]] = {"1s": [], "1d": []}
     for turn in range(-1, runs):  # the first turn is not counted
-        with _idle(spark, base / "idle", "1s", skip_unchanged=True) as run:
-            _rows(base / "idle", _SETTLES_S)
-            before, first = cpu_seconds(), run.checkpoint()
-            _rows(base / "idle", _IDLE_S)
-            found, came = (cpu_seconds() - before) / _IDLE_S, run.checkpoint() - first
-        if turn >= 0:
-            cores.append(found)
-        console.print(f"nine stages, a row a second, every 1s: {found:.2f} cores, {came} checkpoints")
-    yield figure("trickle_cores_9_stages_1s", cores, "cores")
+        for interval, measured in cores.items():
+            with _idle(spark, base / "idle", interval, skip_unchanged=True) as run:
+                _rows(base / "idle", _SETTLES_S)
+                before, first = cpu_seconds(), run.checkpoint()
+                _rows(base / "idle", _IDLE_S)
+                found, came = (cpu_seconds() - before) / _IDLE_S, run.checkpoint() - first
+            if turn >= 0:
+                measured.append(found)
+            console.print(
+                f"nine stages, a row a second, every {interval}: {found:.2f} cores, {came} checkpoints"
+            )
+    yield figure("trickle_cores_9_stages_1s", cores["1s"], "cores")
+    yield figure("trickle_cores_9_stages_none", cores["1d"], "cores")
 
 
 def _rows(base: Path, seconds: float) -> None:
