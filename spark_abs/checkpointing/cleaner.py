@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import count
 
 from spark_abs.channels.trim import trim
 from spark_abs.manifest import Manifest
 from spark_abs.manifests.manifest_table import Checkpoints
-from spark_abs.model import ChannelId, CheckpointId, StageId, Version
+from spark_abs.model import NO_EPOCH, ChannelId, CheckpointId, StageId, Version
 from spark_abs.run_context import RunContext
 from spark_abs.sinks.sending.senders import Senders
 from spark_abs.snapshots.retention import needed_of_channels, newest_since
@@ -17,10 +16,11 @@ from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.snapshots.sweep import sweep
 from spark_abs.snapshots.tidy import retire, trim_tables
 from spark_abs.stages.consumers import Consumers
+from spark_abs.store.clock import steady_ms
 from spark_abs.store.control import Control
 
-TRIM_EVERY = 50
-"""How many calls lie between two looks at the tables."""
+TRIM_EVERY, TRIM_AFTER_MS = 50, 30 * 60_000
+"""After so many checkpoints, or after so much time, the tables of the root are trimmed again."""
 
 
 class CheckpointCleaner:
@@ -43,7 +43,8 @@ class CheckpointCleaner:
         self._inputs = inputs
         self._kept = kept
         self._senders = senders or Senders()
-        self._calls = count()
+        self._trimmed: tuple[CheckpointId, int] | None = None
+        """The newest checkpoint when the tables were trimmed, and when that was, by `steady_ms`."""
         self._read: dict[CheckpointId, Manifest] = {}
         self._rows: dict[ChannelId, Version] = {}
         """The entry of each channel before which the rows that nobody needs are deleted."""
@@ -51,7 +52,7 @@ class CheckpointCleaner:
     def __call__(self) -> None:
         """Retire, sweep, trim; at first and from time to time trim the tables' logs and what left the tables.
 
-        The due time is stored in the root, so that short runs trim, too.
+        A run trims them at its first call, so that short runs do, too.
         """
         ctx = self._ctx
         checkpoints = Checkpoints.open(ctx.root, ctx.job)
@@ -78,8 +79,16 @@ class CheckpointCleaner:
             )
             self._rows[channel] = needed.rows
             ctx.failpoint(f"tidy.{channel}.trim.after")
-        if next(self._calls) % TRIM_EVERY == 0:
+        newest, now = max((m.id for m in kept), default=NO_EPOCH), steady_ms()
+        if self._must_trim(newest, now):
             trim_tables(ctx.root)
+            self._trimmed = newest, now
+
+    def _must_trim(self, newest: CheckpointId, now: int) -> bool:
+        if self._trimmed is None:
+            return True
+        before, at = self._trimmed
+        return newest - before >= TRIM_EVERY or now - at >= TRIM_AFTER_MS
 
     def _retained(self, checkpoints: Checkpoints) -> tuple[Manifest, ...]:
         """Return every manifest, by id. Known manifests are not read again."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+from spark_abs.errors import CommitConflict
 from spark_abs.keep import Keep
 from spark_abs.manifests import manifest_table as manifests
 from spark_abs.manifests.manifest_table import Checkpoints
@@ -20,6 +23,8 @@ KEPT_COMMITS = 200
 KEPT_HOURS, MOST_DEAD, KEPT_VERSIONS = 1, 20, 10
 """How long a data file that left a table stays for those who still read an older version; unless there are
 more of them than so many: then those of so many versions stay."""
+FORGOTTEN_HOURS, MOST_REMOVALS = 2, 10_000
+"""A log with more removed files than so many forgets them after so many hours, when they are deleted."""
 
 
 def retire(root: Root, checkpoints: Checkpoints, state: ControlState, *, run: RunId, keep: Keep) -> None:
@@ -42,4 +47,7 @@ def trim_tables(root: Root) -> None:
     for path in (control.PATH, manifests.PATH, history.PATH):
         Table.open(root.place(path)).sweep(KEPT_HOURS, MOST_DEAD, KEPT_VERSIONS)
     for path in (control.PATH, manifests.PATH, history.PATH, packs.PATH):
-        Table.open(root.place(path)).trim_log(KEPT_COMMITS)
+        table = Table.open(root.place(path))
+        with suppress(CommitConflict):
+            table.forget_removals(FORGOTTEN_HOURS, MOST_REMOVALS)
+        table.trim_log(KEPT_COMMITS)

@@ -25,6 +25,7 @@ from spark_abs.store.log import LogCommit, log_file, log_files_before, read_comm
 from spark_abs.store.storage import Place
 
 _CLEANUP = "delta.enableExpiredLogCleanup"
+_REMOVALS = "delta.deletedFileRetentionDuration"
 LOG_PROPERTIES: Mapping[str, str] = {
     _CLEANUP: "false",
     "delta.checkpointInterval": "10",
@@ -376,6 +377,33 @@ class Table:
         for name in sorted(doomed):
             with suppress(FileNotFoundError):
                 self.place.fs.delete_file(f"{self.place.path}/{name}")
+
+    def forget_removals(self, hours: int, most: int) -> None:
+        """Let the log forget removed files after some hours, once it holds more than `most` of them.
+
+        By default it names them for a week, and each checkpoint of the log names them all: with a few commits
+        a second that is a million. `sweep` deletes only files that the log still names.
+
+        Raises:
+            CommitConflict: somebody else took the next version; the next call tries again.
+        """
+        self.refresh()
+        wanted = {_REMOVALS: f"interval {hours} hours"}
+        if self._table.metadata().configuration.get(_REMOVALS) or len(self._left(0, [])) <= most:
+            return
+        before = self.version
+        try:
+            self._table.alter.set_table_properties(
+                wanted,
+                commit_properties=CommitProperties(max_commit_retries=0),
+                post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
+            )
+        except DeltaError as error:
+            self.refresh()
+            if self.version == before:
+                raise
+            raise CommitConflict(f"{self.uri} has a newer version than {before}") from error
+        self.refresh()
 
     def _left(self, hours: int, kept: list[int]) -> set[str]:
         """Return the files that were removed long enough ago and are in none of the kept versions."""

@@ -62,6 +62,27 @@ def test_a_manifest_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [s.id for s in job.checkpoints.summaries()] == [1, 2, 6]
 
 
+def test_tables_are_trimmed_by_checkpoints_and_by_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One call may follow many checkpoints, and the next one may come late."""
+    job, now, trimmed = SmallJob(tmp_path), [0], list[int]()
+    monkeypatch.setattr("spark_abs.checkpointing.cleaner.TRIM_EVERY", 3)
+    monkeypatch.setattr("spark_abs.checkpointing.cleaner.steady_ms", lambda: now[0])
+    monkeypatch.setattr(
+        "spark_abs.checkpointing.cleaner.trim_tables",
+        lambda _: trimmed.append(int(job.checkpoints.summaries()[-1].id)),
+    )
+    cleaner = cleaner_of(job, keep=1)
+    for calls, checkpoints, minutes in ((1, 1, 0), (2, 1, 0), (1, 1, 0), (1, 5, 0), (1, 1, 29), (2, 1, 1)):
+        now[0] += minutes * 60_000
+        for _ in range(checkpoints):
+            job.checkpoint(1)
+        for _ in range(calls):
+            cleaner()
+    assert trimmed == [1, 8, 10]
+
+
 def test_captures_do_not_wait_for_the_reading_of_what_was_there_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,29 @@ def test_a_replacing_commit_leaves_only_its_own_files_and_a_sweep_the_newest(tmp
     assert sorted(p.name for p in (tmp_path / "t").glob("*.parquet")) == ["3.parquet"]
 
 
+def test_a_log_with_many_removals_forgets_them_after_a_time(tmp_path: Path) -> None:
+    """Each checkpoint of the log would name them for a week."""
+    table = Table.ensure(Place(str(tmp_path / "t")), SCHEMA)
+
+    def replace(*values: int) -> None:
+        for value in values:
+            table.commit_next(Commit([file_of(table, value)], {}, None, replace=True))
+
+    def named() -> int:
+        return len(Table.open(table.place)._left(0, []))
+
+    replace(*range(5))
+    table.forget_removals(0, most=4)
+    assert (named(), table.version) == (4, 5)
+    replace(5)
+    for _ in range(2):
+        table.forget_removals(0, most=4)
+        assert (named(), table.version) == (5, 7)
+    replace(*range(6, 10))
+    assert named() < 5
+    assert rows(Table.open(table.place)) == rows(table) == [9]
+
+
 def test_a_sweep_knows_by_the_log_alone_what_is_due(tmp_path: Path) -> None:
     """Files that have just left stay while they are few, then those of some versions; others' files stay."""
     table = Table.ensure(Place(str(tmp_path / "t")), SCHEMA)
