@@ -21,9 +21,10 @@ from spark_abs.model import BatchId, Version, checked_relative
 from spark_abs.rewind.files import advanced_source_log, later_schemas, newer
 from spark_abs.rewind.journal import DIRECTORY, FENCE, MARK, Fence, Journal, QueryGoal, Rewound, top_of
 from spark_abs.rewind.kept import KEPT, brought
-from spark_abs.rewind.query import fence_of, jumped
+from spark_abs.rewind.query import fence_of
 from spark_abs.rewind.state import chains, copies, empty_base, raised_lineage, with_lineage_of
 from spark_abs.snapshots.capture import Captured, capture, newest_batch
+from spark_abs.snapshots.delta_offsets import jumped
 from spark_abs.snapshots.layout import (
     OffsetFile,
     file_source_offset,

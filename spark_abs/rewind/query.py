@@ -24,7 +24,6 @@ from spark_abs.snapshots.layout import (
     is_file_source_log,
     parse_offsets,
     source_log_file,
-    with_offsets,
 )
 from spark_abs.snapshots.materialise import METADATA
 from spark_abs.snapshots.parallel import in_threads
@@ -329,24 +328,3 @@ def is_still(query: QueryFacts) -> bool:
     """Say whether a query has neither planned nor committed a batch since it was read."""
     newest = tuple(newest_batch(query.place, log) for log in ("offsets", "commits"))
     return newest == (query.planned, query.committed)
-
-
-def jumped(text: str, jumps: Mapping[str, int]) -> str:
-    """Return the text of an offset file in which Delta sources begin at the start of a later version.
-
-    Args:
-        text: the content of `offsets/<b>`.
-        jumps: source, as `OffsetFile.offsets` names it, to the version.
-    """
-    offsets = parse_offsets(text).offsets
-    return with_offsets(text, {s: _start_of(offsets[s], v) for s, v in jumps.items() if s in offsets})
-
-
-def _start_of(offset: str, version: int) -> str:
-    """Return the offset of a Delta source at the start of a version; another source's stays."""
-    if delta_offset(offset) is None:
-        return offset
-    plain = {**json.loads(offset), "reservoirVersion": version, "isStartingVersion": False}
-    # -1 stands for the start of a version in sources of version 1, -100 in later ones.
-    plain["index"] = -1 if plain.get("sourceVersion", 1) == 1 else -100
-    return json.dumps(plain, separators=(",", ":"))

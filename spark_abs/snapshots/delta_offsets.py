@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from spark_abs.snapshots.layout import parse_offsets, with_offsets
 
 DELTA = "delta"
 """The name of Delta's source, as a `SourceShape` has it."""
@@ -43,3 +46,24 @@ def delta_offset(offset: str | None) -> DeltaOffset | None:
     if type(version) is not int or type(index) is not int:
         return None
     return DeltaOffset(str(table), version, _BEFORE_ALL if index == -1 else index, bool(initial))
+
+
+def jumped(text: str, jumps: Mapping[str, int]) -> str:
+    """Return the text of an offset file in which Delta sources begin at the start of a later version.
+
+    Args:
+        text: the content of `offsets/<b>`.
+        jumps: source, as `OffsetFile.offsets` names it, to the version.
+    """
+    offsets = parse_offsets(text).offsets
+    return with_offsets(text, {s: _start_of(offsets[s], v) for s, v in jumps.items() if s in offsets})
+
+
+def _start_of(offset: str, version: int) -> str:
+    """Return the offset of a Delta source at the start of a version; another source's stays."""
+    if delta_offset(offset) is None:
+        return offset
+    plain = {**json.loads(offset), "reservoirVersion": version, "isStartingVersion": False}
+    # -1 stands for the start of a version in sources of version 1, -100 in later ones.
+    plain["index"] = -1 if plain.get("sourceVersion", 1) == 1 else -100
+    return json.dumps(plain, separators=(",", ":"))

@@ -14,7 +14,7 @@ from spark_abs.rewind.files import (
     later_schemas,
     newer,
 )
-from spark_abs.rewind.query import jumped
+from spark_abs.snapshots.delta_offsets import jumped
 from spark_abs.snapshots.layout import parse_offsets
 
 LOGS = {"0": 3}
