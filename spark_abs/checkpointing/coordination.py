@@ -67,7 +67,8 @@ class Coordination:
     """Runs the coordinator of one run in a thread of its own; `put` may be called from any thread.
 
     Owns the run's handles on `control/` and `checkpoints/`, and its checkpoint statistics.
-    Gives idle stages their barriers.
+    Gives idle stages their barriers. A manifest of which `misfit` says why its parts do not fit together is
+    not completed.
     If anything here fails, the run fails: `on_failure` is called once, from this thread.
     """
 
@@ -83,8 +84,10 @@ class Coordination:
         on_failure: Callable[[Exception], None],
         on_completed: Callable[[Manifest], None] = lambda _: None,
         outside: tuple[str, ...] = (),
+        misfit: Callable[[Manifest], str] = lambda _: "",
     ) -> None:
         self._ctx = ctx
+        self._misfit = misfit
         self._stages = dict(stages)
         self._shapes = shapes
         self._snapshots = snapshots
@@ -330,6 +333,9 @@ class Coordination:
             mode=barrier.mode,
             outside=self._outside,
         )
+        if misfit := self._misfit(manifest):
+            self._abort(barrier.id, AbortReason.DECLINED, misfit)
+            return
         missing = self._snapshots.missing(manifest)
         if missing:
             detail = f"gone from state/: {', '.join(missing)}; see `spark-abs verify`"

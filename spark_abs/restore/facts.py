@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pyarrow import fs
 
-from spark_abs.manifest import Manifest, OutputVersion
+from spark_abs.manifest import Manifest, OutputVersion, StageSnapshot
 from spark_abs.manifests.manifest_table import Summary
 from spark_abs.model import NO_TABLE, AttemptId, ChannelId, SinkWriter, StageId, Version
 from spark_abs.protocol.control import AttachedSink, ControlState
-from spark_abs.restore.plan import Facts, SinkFacts
+from spark_abs.restore.plan import Facts, ReaderFacts, SinkFacts
 from spark_abs.sinks.delta.changes import NO_CHANGES, Own, changes_since, commits_since
 from spark_abs.sinks.delta.commit_metadata import note_of
 from spark_abs.sinks.delta.native_writable import why_not_native
 from spark_abs.sinks.delta.rollback import ahead, missing, why_not_apart
+from spark_abs.snapshots.layout import parse_offsets
+from spark_abs.snapshots.table_edges import commits_at, delta_sources, edge_between, why_not_aligned
 from spark_abs.store.root import Root
 from spark_abs.store.storage import Place, location_of
 from spark_abs.store.table import Table
@@ -62,7 +64,7 @@ def gather(
         completed,
         tuple(_channels(root)),
         _is_table(root, "state"),
-        tuple(_sink(found, own, writer) for found in _by_table(root, records)),
+        tuple(_sink(found, own, writer, manifest.stages) for found in _by_table(root, records)),
     )
 
 
@@ -127,7 +129,7 @@ def _is_table(root: Root, relative: str) -> bool:
     return root.fs.get_file_info(root.path(f"{relative}/_delta_log")).type is fs.FileType.Directory
 
 
-def _sink(found: _Found, own: Own, writer: SinkWriter) -> SinkFacts:
+def _sink(found: _Found, own: Own, writer: SinkWriter, parts: Sequence[StageSnapshot]) -> SinkFacts:
     here = [r for r in found.records if r.here]
     recorded = [r.output for r in here or found.records]
     sinks = tuple(dict.fromkeys((r.stage, r.output.output) for r in (*here, *found.records)))
@@ -171,7 +173,24 @@ def _sink(found: _Found, own: Own, writer: SinkWriter) -> SinkFacts:
         needs_spark=needs_spark,
         name=name,
         stuck=stuck,
+        readers=tuple(_readers(found, recorded_id, target, parts)) if by_function else (),
     )
+
+
+def _readers(
+    found: _Found, table_id: str, target: Version | None, parts: Sequence[StageSnapshot]
+) -> Iterator[ReaderFacts]:
+    """Iterate the stages of the checkpoint that have read the table of a function as a stream."""
+    writer = next((record.stage for record in found.records if record.here), found.records[0].stage)
+    output = OutputVersion("", "table", table=found.place.uri, table_id=table_id, version=target)
+    for part in (part for part in parts if part.offsets):
+        offsets, storage = parse_offsets(part.offsets), found.place.storage
+        edge = edge_between(
+            part.stage, part.cut_batch, offsets, writer=writer, output=output, storage=storage
+        )
+        if edge is not None:
+            misfit = why_not_aligned(edge, commits_at(storage, edge.table))
+            yield ReaderFacts(part.stage, tuple(delta_sources(offsets, table_id)), misfit)
 
 
 def _attached_at(table: Table, own: Own) -> Version | None:

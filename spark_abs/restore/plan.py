@@ -44,8 +44,20 @@ from spark_abs.restore.steps import (
     RestoreSink,
     SetAside,
     StartAfresh,
+    TableReader,
 )
 from spark_abs.sinks.delta.changes import NO_CHANGES, Changes
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderFacts:
+    """A stage of the checkpoint that reads the table of a function as a stream."""
+
+    stage: StageId
+    sources: tuple[str, ...]
+    """The sources that read it, as the stage's offset files name them."""
+    misfit: str = ""
+    """Why the cut of the stage does not fit the version to go back to; empty if it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +92,7 @@ class SinkFacts:
     """The name of the table in a catalog, if it was declared by one."""
     stuck: tuple[str, ...] = ()
     """Ids under which its function writes, and which cannot be set back."""
+    readers: tuple[ReaderFacts, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -174,9 +187,9 @@ def plan_restore(
     ]
     said += (*facts.inputs.kafka.unknown, *facts.inputs.delta.unknown)
     said += [
-        f"{named(sink.name, sink.table)} loses rows: a stream that has read them fails at the commit of this "
-        "restore, and one with skipChangeCommits gets them twice; no restore takes such a reader back with "
-        "them: see `spark-abs guide adopting-a-query`"
+        f"{named(sink.name, sink.table)} loses rows: {'another' if sink.readers else 'a'} stream that has "
+        "read them fails at the commit of this restore, and one with skipChangeCommits gets them twice; no "
+        "restore takes such a reader back with them: see `spark-abs guide adopting-a-query`"
         for sink in facts.sinks
         if sink.by_function and sink.changes
     ]
@@ -215,7 +228,7 @@ def plan_restore(
             *fences,
             AbortOpen(tuple(c.barrier.id for c in state.claims)),
             *(step for s in manifest.stages for step in _stage(s, f"{natives}/{attempt}", partitions)),
-            *(_sink(s, Force.ROWS in force) for s in facts.sinks),
+            *(_sink(s, Force.ROWS in force, f"{natives}/{attempt}") for s in facts.sinks),
             *outside_steps(facts.outside, Force.OUTSIDE in force),
             *(
                 KeepSink(
@@ -283,7 +296,7 @@ def _apps(state: ControlState, attempt: AttemptId, sinks: Sequence[tuple[StageId
     return tuple(dict.fromkeys(state.writer(old, stage, sink).app for stage, sink in sinks))
 
 
-def _sink(found: SinkFacts, undo_others: bool) -> Step:
+def _sink(found: SinkFacts, undo_others: bool, below: str) -> Step:
     table = named(found.name, found.table)
     where = f"{', '.join(found.names)} ({table})"
     same = found.current is not None and found.table_id == found.recorded_id
@@ -292,6 +305,7 @@ def _sink(found: SinkFacts, undo_others: bool) -> Step:
     if found.later and (not same or found.target is None):
         why = "the job attached it after the checkpoint, and its log does not tell when: its rows stay"
         return KeepSink(found.names, why)
+    _refuse_readers(found, where)
     if replaced := _replaced(found):
         if not undo_others:
             raise Refused(
@@ -327,7 +341,31 @@ def _sink(found: SinkFacts, undo_others: bool) -> Step:
         by_function=found.by_function,
         needs_spark=found.needs_spark,
         name=found.name,
+        readers=tuple(
+            TableReader(reader.stage, f"{below}/{reader.stage}", reader.sources) for reader in found.readers
+        ),
     )
+
+
+def _refuse_readers(found: SinkFacts, where: str) -> None:
+    """Refuse a table if a stage that reads it could not continue behind the commit of the restore."""
+    for reader in found.readers:
+        if reader.misfit:
+            raise Refused(
+                f"sink {where}: {reader.misfit}: rows would be lost or come twice. Choose a checkpoint "
+                "that has both queries, see `spark-abs list`"
+            )
+        if replaced := _replaced(found):
+            raise Refused(
+                f"sink {where} {replaced}: the position of query {reader.stage!r}, which reads it, "
+                "belongs to the recorded table. Put that back"
+            )
+        if versions := found.changes.of_roots:
+            raise Refused(
+                f"sink {where}: another root has written to it since the checkpoint, in version "
+                f"{', '.join(map(str, versions[:5]))}: its rows would stay, and query {reader.stage!r} would "
+                "not read them"
+            )
 
 
 def _replaced(found: SinkFacts) -> str:

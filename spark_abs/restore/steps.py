@@ -37,7 +37,7 @@ from spark_abs.protocol import control as ledger
 from spark_abs.restore.rescale import is_rescaled, rescale
 from spark_abs.restore.restoring import Restoring, Step
 from spark_abs.sinks.delta.changes import Changes, Own
-from spark_abs.snapshots.materialise import clear_ahead, empty, is_whole, materialise
+from spark_abs.snapshots.materialise import clear_ahead, continue_at, empty, is_whole, materialise
 from spark_abs.store.clock import now_ms
 from spark_abs.store.fence import fence_attempt, fence_run
 from spark_abs.store.history import History, HistoryEvent, HistoryRow
@@ -282,8 +282,21 @@ class StartAfresh(Step):
 
 
 @dataclass(frozen=True, slots=True)
+class TableReader:
+    """A stage of the checkpoint that reads a restored table, and at its cut had read all rows of then."""
+
+    stage: StageId
+    directory: str
+    sources: tuple[str, ...]
+    """The sources that read the table, as the stage's offset files name them."""
+
+
+@dataclass(frozen=True, slots=True)
 class RestoreSink(Step):
-    """Bring a table back to the version it had at the cut: one step a table, for all sinks that wrote it."""
+    """Bring a table back to the version it had at the cut: one step a table, for all sinks that wrote it.
+
+    Stages that read the table as a stream continue behind the commit that does it.
+    """
 
     table: str
     sinks: tuple[str, ...]
@@ -296,27 +309,31 @@ class RestoreSink(Step):
     needs_spark: bool
     name: str = ""
     """The name of the table in a catalog, if it has one."""
+    readers: tuple[TableReader, ...] = ()
 
     def sentence(self) -> str:
         then = f"back to the rows of version {self.version}"
         if self.version == NO_TABLE:
             then = "to no rows: there was no such table"
         undone = _undone(self.changes, self.by_function)
-        return f"bring {_at_table(self)} from version {self.current} {then}{undone}"
+        behind = "".join(f"; stage {r.stage} continues to read it behind that" for r in self.readers)
+        return f"bring {_at_table(self)} from version {self.current} {then}{undone}{behind}"
 
     def act(self, restoring: Restoring) -> None:
-        """Restore the table by one commit, unless it has been restored before.
+        """Restore the table by one commit, unless it has been restored before; then move its readers.
 
         Raises:
             Refused: rows of others would go, and the caller did not agree to that.
         """
         state = restoring.control.state
-        restoring.delta_sink(self.table, self.sinks).restore_to(
+        restored = restoring.delta_sink(self.table, self.sinks).restore_to(
             self.version,
             Own(state.job, state.root, state.unnamed),
             restoring.undo_others or self.by_function,
             self.by_function,
         )
+        for reader in self.readers:
+            continue_at(restoring.root.anywhere(reader.directory), reader.sources, restored + 1)
 
     def table_for_spark(self) -> str:
         return self.table if self.needs_spark else ""

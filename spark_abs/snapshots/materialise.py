@@ -14,6 +14,7 @@ from spark_abs.codec import decoded, parsed
 from spark_abs.errors import Refused
 from spark_abs.manifest import StoredFile
 from spark_abs.model import RunId, checked_relative, is_number
+from spark_abs.snapshots.delta_offsets import jumped
 from spark_abs.snapshots.layout import relocate_operator
 from spark_abs.snapshots.packs import Chunk, PackReader
 from spark_abs.snapshots.parallel import for_each
@@ -103,6 +104,24 @@ def is_whole(target: Place, query_id: str) -> bool:
     if found is not None and found != query_id:
         raise Refused(f"{target} belongs to query {found}: a restored stage needs an empty directory")
     return found is not None
+
+
+def continue_at(target: Place, sources: Sequence[str], version: int) -> None:
+    """Let Delta sources of a materialised checkpoint continue at the beginning of a version. Repeatable.
+
+    Spark plans the last finished batch again at a start, from the offsets of the batch before. So all offset
+    files get the position: that plan then reads nothing, and what lies before the version is in no plan.
+
+    Args:
+        target: the checkpoint directory; no query has used it.
+        sources: as its offset files name them.
+        version: a version that need not exist yet.
+    """
+    for info in target.fs.get_file_info(fs.FileSelector(f"{target.path}/offsets", allow_not_found=True)):
+        if is_number(info.base_name):
+            path = f"offsets/{info.base_name}"
+            text = decoded(target.read(path) or b"", path)
+            target.write(path, jumped(text, dict.fromkeys(sources, version)).encode())
 
 
 def _write_all(

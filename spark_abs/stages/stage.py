@@ -23,7 +23,6 @@ from spark_abs.model import (
     BatchId,
     ChannelId,
     CheckpointId,
-    CheckpointKind,
     CheckpointMode,
     Entry,
     Position,
@@ -42,6 +41,7 @@ from spark_abs.stages.alignment_backlog import AlignmentWatch, CheckpointProgres
 from spark_abs.stages.barriers import BarrierChoice, Barriers
 from spark_abs.stages.batch import BatchFacts, Planned
 from spark_abs.stages.batch_lock import BatchLock
+from spark_abs.stages.chain import Chain
 from spark_abs.stages.credit import Credit
 from spark_abs.stages.dormant import DormantStage
 from spark_abs.stages.in_place import InPlace
@@ -49,6 +49,7 @@ from spark_abs.stages.native import NativeLog
 from spark_abs.stages.new_rows import reads_rows
 from spark_abs.stages.outputs import Outputs, fixed_rows
 from spark_abs.stages.snapshotter import Snapshotter, Taken
+from spark_abs.stages.table_cuts import TableCuts
 from spark_abs.stages.unread import Unread
 from spark_abs.store.activity import Phase, StageActivity
 from spark_abs.store.clock import now_ms, steady_ms
@@ -89,6 +90,7 @@ class StageRunner:
         unread: Unread | None = None,
         in_place: InPlace | None = None,
         paused: Callable[[], bool] = lambda: False,
+        chain: Chain | None = None,
     ) -> None:
         """Take the stage.
 
@@ -103,6 +105,7 @@ class StageRunner:
             unread: counts what is in the channels of the run.
             in_place: knows whether it can take an aligned barrier without a batch; None if it never does.
             paused: says whether it is a source that begins no batch now.
+            chain: joins it to other wrapped queries; None in a job.
         """
         self.name = name
         self._wrote = wrote
@@ -126,6 +129,7 @@ class StageRunner:
         self._watermark: tuple[int | None, int | None] = None, None
         self.batch_lock = BatchLock()
         self.failure: Failure | None = None
+        self._tables = TableCuts(ctx, name, chain, self.batch_lock)
         self._ctx = ctx
         self._outputs = outputs
         self.start = start
@@ -205,7 +209,8 @@ class StageRunner:
         exempt = self.only is not None or at_once(planned.emission, self.progress.every, offered)
         full = () if exempt else self.credit.full()
         self.credit.waits_for(full)
-        self._activity.enter(Phase.WAITING, f"credit on {', '.join(full)}" if full else "")
+        what = f"credit on {', '.join(full)}" if full else self._tables.waiting
+        self._activity.enter(Phase.WAITING, what)
         return not full
 
     def _is_held(self, batch: BatchId) -> bool:
@@ -242,7 +247,8 @@ class StageRunner:
         with self._outputs.evaluated(frame, batch, repeated, idle=self._is_idle(planned)) as given:
             failpoint(f"batch.{self.name}.files.after")
             if marker is None:  # 5: what is open now, not what was open before the rows were there
-                done = self._outputs.commit_free(given, facts, self._choice.now(after))
+                now = self._tables.fitting(self._choice.now(after), batch, planned.offsets)
+                done = self._outputs.commit_free(given, facts, now)
             else:
                 done = self._outputs.commit(given, facts, marker)
             written = {w.channel: done.entries[w.output] for w in self._outputs.channels}
@@ -314,7 +320,11 @@ class StageRunner:
         """
         progress = self.progress
         missed = [b.id for b in self.barriers.above(progress.taken) if b.id <= progress.missed]
-        return (*(self._declined_missed(n) for n in missed), *self._over_limit(limit))
+        return (
+            *(self._declined_missed(n) for n in missed),
+            *self._over_limit(limit),
+            *self._tables.declined(),
+        )
 
     def _declined_missed(self, checkpoint: CheckpointId) -> Declined:
         detail = "the stage passed the barrier on without a snapshot"
@@ -348,11 +358,9 @@ class StageRunner:
         self.progress.handed_over(barrier.id)
         self._cuts[barrier.id] = batch
         reported_ms, self._reported_ms = self._reported_ms, self.credit.waited_ms
-        if barrier.kind is CheckpointKind.SYNC_SAVEPOINT:
-            self.batch_lock.block(barrier.id, batch)
-            # Its abort may have come before there was anything to release.
-            if barrier.id in self.barriers.aborted:
-                self.batch_lock.unblock(barrier.id)
+        self._tables.made(barrier, batch, versions)
+        if barrier.id in self.barriers.aborted:  # before there was anything to release
+            self._tables.release(barrier.id)
         first = self._aligning_since.pop(barrier.id, began_ms)
         self._aligning_since = {n: t for n, t in self._aligning_since.items() if n > barrier.id}
         self._snapshots.submit(
@@ -374,6 +382,7 @@ class StageRunner:
 
     def offer(self, barrier: Barrier) -> None:
         """Tell the stage of a claimed barrier, or that it is unaligned from now on."""
+        self._tables.opened(barrier.id)
         self.barriers.offer(barrier)
 
     def offer_idle(self) -> None:
@@ -391,7 +400,8 @@ class StageRunner:
             if batch is None:
                 return
             positions = self.native.positions(batch) if batch != NO_BATCH else self.start
-            barrier = self._choice.now(positions)
+            offsets = self.native.offsets(batch) if self._tables.joined and batch != NO_BATCH else None
+            barrier = self._tables.fitting(self._choice.now(positions), batch, offsets)
             in_place = self._in_place if barrier is None and batch != NO_BATCH else None
             if in_place is not None and in_place.is_at_cut(offered[0], positions):
                 barrier = offered[0]
@@ -519,6 +529,7 @@ class StageRunner:
         what = f"the barrier has not come out of {', '.join(late)}"
         if not late:
             what = f"the batch that takes the barrier, after {batch}, has not ended"
+            what = self._tables.unread(barrier.id) or what
         if self.credit.waiting:
             what += f"; it waits for credit on {', '.join(self.credit.waiting)}"
         doing = self._activity.now
@@ -534,7 +545,8 @@ class StageRunner:
         if completed and batch is not None:
             self.progress.completed(batch)
         if not completed:
-            self.batch_lock.unblock(checkpoint)
+            self._tables.release(checkpoint)
+        self._tables.settled(checkpoint)
         self.batch_lock.wake()
 
     def succeed(self, before: Member) -> None:
@@ -551,6 +563,7 @@ class StageRunner:
         self.batch_lock.succeed(before.batch_lock)
         if isinstance(before, StageRunner):
             self._cuts, self._aligning_since = dict(before._cuts), dict(before._aligning_since)
+        self._tables.succeed(before._tables if isinstance(before, StageRunner) else before)
 
     def end(self) -> None:
         """Write end markers; the query has stopped."""

@@ -34,9 +34,11 @@ from spark_abs.run.registration import begin, end, refuse_second
 from spark_abs.settings import session_settings
 from spark_abs.settings_keywords import JobSettings
 from spark_abs.snapshots.state_storage import StateStorage
+from spark_abs.snapshots.table_edges import misaligned
 from spark_abs.spark.driver import hush, sleep_until_stopped
 from spark_abs.spark.plans import active_query, refuse_unsupported_session
 from spark_abs.spark.session import check_session
+from spark_abs.stages.chain import Chain, Link
 from spark_abs.stages.consumers import Consumers
 from spark_abs.stages.credit import Credit
 from spark_abs.stages.dormant import DormantStage
@@ -209,6 +211,7 @@ class _Host:
         kept = StateStorage.open(root, job.name, self._ctx.run, self._checkpoints.load_all())
         self._termination, self._events = Termination(), Events()
         self._guests: dict[StageId, _Guest] = {}
+        self._chain = Chain(root.storage)
         self._dormant = {part.stage: self._sleeper(part) for part in self._recorded()}
         fail = self._termination.fail
         cleaner = CheckpointCleaner(self._ctx, {}, kept)
@@ -229,6 +232,7 @@ class _Host:
                 skip=_refuse_skip,
             ),
             on_failure=fail,
+            misfit=lambda manifest: misaligned(manifest.stages, root.storage),
         )
         self._lifecycle = Lifecycle(
             self._ctx,
@@ -295,6 +299,7 @@ class _Host:
             control.update(lambda state: remember(ledger.attach(state, found), stage))
             self._guests[stage] = guest
             self._dormant.pop(stage, None)
+            self._chain.put(Link(stage, uses.reads, uses.tables, runs=partial(self._is_active, guest)))
             self._warn_of_others(uses)  # after it was added: of two that come at once one sees the other
             self._snapshots.register(stage, StageFacts({}, lambda: 0), guest.runner.batch_lock.wake)
             welcomed = self._coordination.join(guest.runner)
@@ -332,6 +337,8 @@ class _Host:
     def _sleeper(self, part: StageSnapshot) -> DormantStage:
         said = "query %s does not run: new checkpoints contain its part of checkpoint %s until it starts"
         log.info(said, part.stage, part.carried)
+        uses = Uses.of_part(part)
+        self._chain.put(Link(part.stage, uses.reads, uses.tables, part))
         return DormantStage(part, self._events.put)
 
     def raise_failure(self) -> None:
@@ -356,7 +363,13 @@ class _Host:
         outputs = Outputs(self._ctx, spec, channels=(), tables={}, sinks=[sink], watched=watched)
         credit = Credit(self._ctx, (), Consumers(self._ctx, {}), Version(0), 0)
         runner = StageRunner(
-            self._ctx, wrapped.stage, outputs=outputs, start=(), snapshots=self._snapshots, credit=credit
+            self._ctx,
+            wrapped.stage,
+            outputs=outputs,
+            start=(),
+            snapshots=self._snapshots,
+            credit=credit,
+            chain=self._chain,
         )
         runner.batch_lock.await_stop = partial(sleep_until_stopped, self._spark)
         return runner
@@ -389,6 +402,7 @@ class _Host:
             Control.open(self._ctx.root).update(change)
             self._guests.pop(stage, None)
             self._dormant.pop(stage, None)
+            self._chain.leave(stage)
             self._coordination.leave(stage)
         return f"query {stage!r} is forgotten"
 
@@ -410,6 +424,7 @@ class _Host:
                 del self._guests[stage]
                 part = next((part for part in self._recorded() if part.stage == stage), None)
                 if part is None:
+                    self._chain.leave(stage)
                     self._coordination.leave(stage)
                 else:
                     self._dormant[stage] = self._sleeper(part)

@@ -153,26 +153,40 @@ def refuse_together(one: Uses, others: Iterable[Uses], storage: Storage) -> None
     """Refuse a query that cannot share a root with the others.
 
     If two queries write one table, no version of it has the rows of both at their cuts. If a query reads a
-    table that another query, or itself, writes, no barriers pass between the two.
+    table that it writes itself, or in a circle with others, there are always rows that it has yet to read.
 
     Raises:
         GraphError: names the queries, and the table by its path.
     """
-    _refuse_chain(one, one, storage)
-    for other in others:
-        if other.stage != one.stage:
-            _refuse_chain(one, other, storage)
-            _refuse_chain(other, one, storage)
-            _refuse_shared(one, other, storage)
-
-
-def _refuse_chain(reader: Uses, writer: Uses, storage: Storage) -> None:
-    for uri in _between(reader, writer, storage):
+    queries = [one, *(other for other in others if other.stage != one.stage)]
+    for other in queries[1:]:
+        _refuse_shared(one, other, storage)
+    circle = _circle(one, queries, storage)
+    if circle:
+        reader, writer, uri = circle[0]
         who = "itself" if reader is writer else f"query {writer.stage!r} of the same root"
+        back = f", and {writer.stage!r} reads {circle[1][2]} in turn" if len(circle) > 1 else ""
         raise GraphError(
-            f"query {reader.stage!r} reads {uri}, which {who} writes: without barriers between them no "
-            f"checkpoint of both is consistent; declare both as stages of a Job{_gone(reader, writer)}"
+            f"query {reader.stage!r} reads {uri}, which {who} writes{back}: there are always rows that are "
+            "yet to be read, so no checkpoint is consistent; declare a Job with a feedback edge"
+            f"{_gone(*(edge[0] for edge in circle))}"
         )
+
+
+def _circle(one: Uses, queries: Sequence[Uses], storage: Storage) -> list[tuple[Uses, Uses, str]]:
+    """Return the edges of a circle through a query, each as reader, writer and table; empty if none."""
+
+    def back(reader: Uses, seen: frozenset[StageId]) -> list[tuple[Uses, Uses, str]]:
+        for writer in queries:
+            uri = next(_between(reader, writer, storage), None)
+            if uri is None or writer.stage in seen:
+                continue
+            further = [] if writer is one else back(writer, seen | {writer.stage})
+            if writer is one or further:
+                return [(reader, writer, uri), *further]
+        return []
+
+    return back(one, frozenset())
 
 
 def _between(reader: Uses, writer: Uses, storage: Storage) -> Iterator[str]:
@@ -192,7 +206,7 @@ def read_apart(reader: Uses, writer: Uses, root: Root) -> tuple[str, ...]:
     return tuple(
         f"query {reader.stage!r} reads {uri}, which query {writer.stage!r} of the root {root.uri} writes: a "
         "restore of that root takes back rows that the stream has read; it then fails at the commit of the "
-        "restore. Declare both as stages of a Job: that takes them back together"
+        "restore. Give both queries one root, whose restore takes them back together"
         for uri in _between(reader, writer, root.storage)
     )
 

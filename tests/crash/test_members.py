@@ -93,3 +93,32 @@ def test_killed_after_a_function_has_written_a_table_by_its_name(tmp_path: Path)
     assert ids(table) == [1]
     with DriverProcess(tmp_path, "tests.crash.wrapped", "--catalog", "a") as process:
         process.wait_for(partial(holds, table, [1, 2, 3]), "every row once again")
+
+
+def test_killed_while_the_writer_of_a_table_waits_for_its_reader(tmp_path: Path) -> None:
+    """The savepoint that was complete takes both back; after it every row is in both tables once."""
+    root = str(tmp_path / "root")
+    with DriverProcess(tmp_path, "tests.crash.wrapped", "a", "b:a") as both:
+        for number in (1, 2, 3):
+            feed(tmp_path, "a", number)
+            wait_for_rows(both, tmp_path, "b", number)
+        control = Control.open(Root(root))
+        ask(control, "one")
+        both.wait_for(lambda: any(c.id == "one" and c.ok for c in control.state.commands), "a savepoint")
+        (tmp_path / "hold-b").touch()
+        feed(tmp_path, "a", 4)
+        both.wait_for((tmp_path / "held").exists, "a batch of the reader under way")
+        ask(control, "two")
+        both.wait_for(lambda: any(c.barrier.name == "two" for c in control.state.claims), "its claim")
+        feed(tmp_path, "a", 5)
+    (tmp_path / "hold-b").unlink()
+
+    spark_abs.open(root).restore("one")
+    assert ids(str(tmp_path / "out-a")) == ids(str(tmp_path / "out-b")) == [1, 2, 3]
+    feed(tmp_path, "a", 6)
+    with DriverProcess(tmp_path, "tests.crash.wrapped", "a", "b:a") as both:
+        wait_for_rows(both, tmp_path, "a", 6)
+        wait_for_rows(both, tmp_path, "b", 6)
+    with DriverProcess(tmp_path, "tests.crash.wrapped", "a", "b:a") as both:
+        feed(tmp_path, "a", 7)  # both continue after a kill as they are
+        wait_for_rows(both, tmp_path, "b", 7)

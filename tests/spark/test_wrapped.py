@@ -139,22 +139,6 @@ def test_an_existing_checkpoint_is_adopted(spark: SparkSession, tmp_path: Path) 
     assert sorted(p.relative_to(old) for p in old.rglob("*")) == before
 
 
-def test_two_queries_joined_by_a_table_are_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """Without barriers between them no checkpoint of both is consistent; the reason is said."""
-    feed, root = Feed(spark, tmp_path / "in", SCHEMA), str(tmp_path / "root")
-    first, second = str(tmp_path / "first"), str(tmp_path / "second")
-    feed.write({"id": 1})
-    with running(feed.stream(), root, "writes", first) as writer:
-        wait(lambda: ids(first) == [1], "a table", writer)
-        reading = spark.readStream.format("delta").load(first)
-        function = spark_abs.foreach_batch(append_to(second), root=root, stage="reads")
-        location = spark_abs.checkpoint_location(root, "reads")
-        reader = reading.writeStream.foreachBatch(function).option("checkpointLocation", location).start()
-        wait(lambda: not reader.isActive, "the reader is refused")
-        assert "declare both as stages of a Job" in str(reader.exception())
-        assert writer.isActive
-
-
 def test_a_reader_of_another_root_ends_at_the_restore_of_the_writer(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

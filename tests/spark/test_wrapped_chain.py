@@ -1,0 +1,184 @@
+"""Wrapped queries of which one reads the other's table: cuts that fit, and the way back of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+import spark_abs
+from spark_abs.manifest import Manifest
+from spark_abs.manifests.manifest_table import Checkpoints
+from spark_abs.restore import steps
+from spark_abs.snapshots.table_edges import edges_of, misaligned
+from spark_abs.store.root import Root
+from tests.job_support import Feed
+from tests.wrapped_support import SCHEMA, begin, command, holds, ids, stop, wait
+
+
+class Line:
+    """Queries one behind the other: each reads the table of the one before, the first one files."""
+
+    def __init__(self, spark: SparkSession, base: Path, *names: str, **options: str) -> None:
+        self.spark, self.names, self.options = spark, names, options
+        self.root = str(base / "root")
+        self.feed = Feed(spark, base / "in", SCHEMA)
+        self.tables = {name: str(base / f"out-{name}") for name in names}
+
+    def frame(self, name: str) -> DataFrame:
+        place = self.names.index(name)
+        if not place:
+            return self.feed.stream()
+        read = self.spark.readStream.format("delta").options(**self.options)
+        return read.load(self.tables[self.names[place - 1]]).select("id")
+
+    def start(self, name: str) -> StreamingQuery:
+        return begin(self.frame(name), self.root, name, self.tables[name])
+
+    @contextmanager
+    def running(self, until: list[int]) -> Iterator[list[StreamingQuery]]:
+        """Start all, first the first; let the last one have rows; stop all when they are idle."""
+        queries: list[StreamingQuery] = []
+        try:
+            for name in self.names:
+                queries.append(self.start(name))
+                wait(partial(DeltaTable.is_deltatable, self.tables[name]), "a table", queries[-1])
+            self.wait_for(until, queries)
+            yield queries
+        finally:
+            stop(self.root, *queries)
+
+    def wait_for(self, rows: list[int], queries: list[StreamingQuery]) -> None:
+        def there() -> bool:
+            for query in queries:
+                assert query.isActive, query.exception()
+            return all(holds(table, rows) for table in self.tables.values())
+
+        wait(there, f"rows {rows[-1:]}")
+
+    def checkpoints(self) -> list[Manifest]:
+        return list(Checkpoints.open(Root(self.root), "queries").load_all())
+
+
+@pytest.fixture
+def feeds(spark: SparkSession) -> Iterator[None]:
+    """Let new tables have a change feed."""
+    name = "spark.databricks.delta.properties.defaults.enableChangeDataFeed"
+    spark.conf.set(name, "true")
+    yield
+    spark.conf.unset(name)
+
+
+def test_both_go_back_together_from_checkpoints_under_load(spark: SparkSession, tmp_path: Path) -> None:
+    """Each checkpoint fits, and after a way back no row is missing or there twice: again and again."""
+    line = Line(spark, tmp_path, "writes", "reads")
+    line.feed.write({"id": 1})
+    with line.running([1]) as queries:
+        line.feed.write({"id": 2})
+        line.wait_for([1, 2], queries)
+        assert command(line.root, "good", queries[0]).ok
+        line.feed.write_all([[{"id": number}] for number in range(3, 9)])
+        line.wait_for(list(range(1, 9)), queries)
+        assert command(line.root, "later", queries[0]).ok
+    taken = [one for one in line.checkpoints() if len(one.stages) == 2]
+    storage = Root(line.root).storage
+    assert [len(list(edges_of(one.stages, storage))) for one in taken] == [1] * len(taken)
+    assert [misaligned(one.stages, storage) for one in taken] == [""] * len(taken)
+
+    rows = list(range(1, 9))
+    for at, checkpoint in enumerate(("good", "later", "good")):
+        result = spark_abs.open(line.root).restore(checkpoint)
+        assert ids(line.tables["writes"]) == ids(line.tables["reads"])
+        assert any("continues to read it behind that" in step.sentence() for step in result.plan.steps)
+        assert spark_abs.open(line.root).verify().num_rows == 0
+        rows.append(9 + at)
+        line.feed.write({"id": 9 + at})
+        with line.running(rows):
+            pass
+
+
+def test_a_restore_that_is_killed_before_it_moves_the_reader_is_repeated(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table is back, the position is not yet; others have compacted the table, and added a row."""
+    line = Line(spark, tmp_path, "writes", "reads")
+    line.feed.write({"id": 1})
+    with line.running([1]) as queries:
+        line.feed.write({"id": 2})
+        line.wait_for([1, 2], queries)
+        DeltaTable(line.tables["writes"]).optimize.compact()
+        assert command(line.root, "good", queries[0]).ok
+        write_deltalake(line.tables["writes"], pa.table({"id": pa.array([3], pa.int64())}), mode="append")
+        line.wait_for([1, 2, 3], queries)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(steps, "continue_at", killed)
+        with pytest.raises(KeyboardInterrupt):
+            spark_abs.open(line.root).restore("good")
+    assert ids(line.tables["writes"]) == [1, 2]
+    spark_abs.open(line.root).restore("good")
+    line.feed.write({"id": 4})
+    with line.running([1, 2, 4]):
+        pass
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("option", ["skipChangeCommits", "readChangeFeed"])
+def test_three_in_a_line_that_do_not_fail_at_changes(
+    spark: SparkSession, tmp_path: Path, option: str, feeds: None
+) -> None:
+    """They would get rows twice if their positions did not go back with the tables."""
+    line = Line(spark, tmp_path, "bronze", "silver", "gold", **{option: "true"})
+    line.feed.write({"id": 1})
+    with line.running([1]) as queries:
+        line.feed.write({"id": 2})
+        line.wait_for([1, 2], queries)
+        assert command(line.root, "good", queries[0]).ok
+        line.feed.write_all([[{"id": number}] for number in range(3, 8)])
+        line.wait_for(list(range(1, 8)), queries)
+        assert command(line.root, "later", queries[0]).ok
+    for at, checkpoint in enumerate(("good", "later")):
+        spark_abs.open(line.root).restore(checkpoint)
+        assert len({tuple(ids(table)) for table in line.tables.values()}) == 1
+        line.feed.write({"id": 8 + at})
+        with line.running(list(range(1, 9 + at))):
+            pass
+
+
+@pytest.mark.long
+def test_a_savepoint_fails_while_the_reader_does_not_run_and_has_not_read_all(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The answer names both versions; the writer is held up for no longer. With the reader it succeeds."""
+    line = Line(spark, tmp_path, "writes", "reads")
+    line.feed.write({"id": 1})
+    with line.running([1]) as queries:
+        line.feed.write({"id": 2})
+        line.wait_for([1, 2], queries)
+        assert command(line.root, "both", queries[0]).ok
+        queries[1].processAllAvailable()
+        queries[1].stop()
+        line.feed.write({"id": 3})
+        wait(partial(holds, line.tables["writes"], [1, 2, 3]), "a row that is not read", queries[0])
+        answer = command(line.root, "alone", queries[0])
+        assert not answer.ok
+        assert "query 'reads' has read" in answer.message
+        line.feed.write({"id": 4})
+        wait(partial(holds, line.tables["writes"], [1, 2, 3, 4]), "the writer goes on", queries[0])
+        queries[1] = line.start("reads")
+        line.wait_for([1, 2, 3, 4], queries)
+        assert command(line.root, "again", queries[0]).ok
+    spark_abs.open(line.root).restore("again")
+    line.feed.write({"id": 5})
+    with line.running([1, 2, 3, 4, 5]):
+        pass
