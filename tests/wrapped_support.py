@@ -48,14 +48,34 @@ def append_to(table: str, app: str = "") -> Callable[[DataFrame, int], None]:
 
 
 def begin(
-    frame: DataFrame, root: str, stage: str, table: str, adopt: str | None = None, *, app: str = ""
+    frame: DataFrame,
+    root: str,
+    stage: str,
+    table: str,
+    adopt: str | None = None,
+    *,
+    app: str = "",
+    every: str = "0 seconds",
+    timeout: str = "10m",
 ) -> StreamingQuery:
-    """Start a query that takes part in the checkpoints of a root."""
+    """Start a query that takes part in the checkpoints of a root.
+
+    Args:
+        frame: its rows.
+        root: the root.
+        stage: its name.
+        table: what it writes.
+        adopt: its old checkpoint.
+        app: its `txnAppId`; empty: that of the attempt.
+        every: its trigger.
+        timeout: of checkpoints, if it begins the run.
+    """
     function = spark_abs.foreach_batch(
-        append_to(table, app), root=root, stage=stage, interval="300ms", tables=[table]
+        append_to(table, app), root=root, stage=stage, interval="300ms", timeout=timeout, tables=[table]
     )
     location = spark_abs.checkpoint_location(root, stage, adopt=adopt)
-    return frame.writeStream.foreachBatch(function).option("checkpointLocation", location).start()
+    writer = frame.writeStream.foreachBatch(function).option("checkpointLocation", location)
+    return writer.trigger(processingTime=every).start()
 
 
 def stop(root: str, *queries: StreamingQuery) -> None:

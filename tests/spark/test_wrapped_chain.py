@@ -39,8 +39,8 @@ class Line:
         read = self.spark.readStream.format("delta").options(**self.options)
         return read.load(self.tables[self.names[place - 1]]).select("id")
 
-    def start(self, name: str) -> StreamingQuery:
-        return begin(self.frame(name), self.root, name, self.tables[name])
+    def start(self, name: str, every: str = "0 seconds", timeout: str = "10m") -> StreamingQuery:
+        return begin(self.frame(name), self.root, name, self.tables[name], every=every, timeout=timeout)
 
     @contextmanager
     def running(self, until: list[int]) -> Iterator[list[StreamingQuery]]:
@@ -182,3 +182,30 @@ def test_a_savepoint_fails_while_the_reader_does_not_run_and_has_not_read_all(
     line.feed.write({"id": 5})
     with line.running([1, 2, 3, 4, 5]):
         pass
+
+
+@pytest.mark.long
+def test_a_reader_with_a_long_trigger_holds_its_writer_up_for_a_timeout_only(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The savepoint fails, the log has both versions, and the writer goes on."""
+    line = Line(spark, tmp_path, "writes", "reads")
+    line.feed.write({"id": 1})
+    with line.running([1]) as queries:
+        line.feed.write({"id": 2})
+        line.wait_for([1, 2], queries)
+    line.feed.write({"id": 3})
+    writer = line.start("writes", timeout="2s")
+    wait(partial(holds, line.tables["writes"], [1, 2, 3]), "a row that is not read", writer)
+    reader = line.start("reads", every="1 hour")
+    wait(partial(holds, line.tables["reads"], [1, 2, 3]), "the only batch of the reader", reader)
+    for number in (4, 5):
+        line.feed.write({"id": number})
+        rows = list(range(1, number + 1))
+        wait(partial(holds, line.tables["writes"], rows), "the writer goes on", writer)
+        answer = command(line.root, f"held-{number}", writer)
+        assert not answer.ok
+        assert "without reads" in answer.message
+        assert f"until the beginning of version 3, and the table was at version {number - 1}" in caplog.text
+    reader.stop()
+    stop(line.root, writer)
