@@ -152,7 +152,9 @@ class Chain:
         """Say which reader has not read what a stage had written at its cut; None if all have."""
         with self._lock:
             one = self._open.get(checkpoint, _Open())
-            outputs, waits = one.cuts.get(stage, ()), dict(one.waits)
+            outputs, waits = one.cuts.get(stage, ()), dict[StageId, str]()
+            for number in sorted(n for n in self._open if n <= checkpoint):  # a stage is asked for the oldest
+                waits |= {reader: said for reader, said in self._open[number].waits.items() if said}
             late = [link for link in self._readers(stage, outputs) if link.stage not in one.cuts]
         for link in late:
             if link.part is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -160,10 +159,7 @@ def test_three_in_a_line_that_do_not_fail_at_changes(
 def test_a_savepoint_fails_while_the_reader_does_not_run_and_has_not_read_all(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """The answer names both versions, or the batch in which the reader was stopped; the writer goes on.
-
-    With the reader it succeeds.
-    """
+    """The answer names both versions; the writer is held up for no longer. With the reader it succeeds."""
     line = Line(spark, tmp_path, "writes", "reads")
     line.feed.write({"id": 1})
     with line.running([1]) as queries:
@@ -176,7 +172,7 @@ def test_a_savepoint_fails_while_the_reader_does_not_run_and_has_not_read_all(
         wait(partial(holds, line.tables["writes"], [1, 2, 3]), "a row that is not read", queries[0])
         answer = command(line.root, "alone", queries[0])
         assert not answer.ok
-        assert re.search("query 'reads' has (read .* until|not ended its batch)", answer.message)
+        assert "query 'reads' has read" in answer.message
         line.feed.write({"id": 4})
         wait(partial(holds, line.tables["writes"], [1, 2, 3, 4]), "the writer goes on", queries[0])
         queries[1] = line.start("reads")

@@ -252,3 +252,20 @@ def test_queries_in_a_line_share_a_root_and_queries_in_a_circle_do_not(line: Lin
 def test_two_queries_that_write_one_table_are_refused(line: Line) -> None:
     with pytest.raises(GraphError, match="and so does query 'b' of the same root"):
         refuse_together(uses(line, "a", False, line.table), [uses(line, "b", False, line.table)], STORAGE)
+
+
+def test_a_reader_that_waits_at_an_earlier_checkpoint_is_described_by_what_it_waits_for(
+    tmp_path: Path,
+) -> None:
+    """It is asked for the oldest open checkpoint only."""
+    line = Line(tmp_path)
+    line.chain.opened(SECOND)
+    line.write_cut()
+    line.chain.cut(W, SECOND, (line.output(),))
+    assert not line.read_to(1)
+    line.reads = False
+    for number in (FIRST, SECOND):
+        unread = line.chain.unread(W, number)
+        assert unread is not None
+        assert unread.hopeless
+        assert "query 'reads' has read" in unread.said
