@@ -55,6 +55,15 @@ class Line:
         finally:
             stop(self.root, *queries)
 
+    @contextmanager
+    def begun(self) -> Iterator[list[StreamingQuery]]:
+        """Let all have ended two batches: a query that reads a table takes part from its second one on."""
+        self.feed.write({"id": 1})
+        with self.running([1]) as queries:
+            self.feed.write({"id": 2})
+            self.wait_for([1, 2], queries)
+            yield queries
+
     def wait_for(self, rows: list[int], queries: list[StreamingQuery]) -> None:
         def there() -> bool:
             for query in queries:
@@ -79,10 +88,7 @@ def feeds(spark: SparkSession) -> Iterator[None]:
 def test_both_go_back_together_from_checkpoints_under_load(spark: SparkSession, tmp_path: Path) -> None:
     """Each checkpoint fits, and after a way back no row is missing or there twice: again and again."""
     line = Line(spark, tmp_path, "writes", "reads")
-    line.feed.write({"id": 1})
-    with line.running([1]) as queries:
-        line.feed.write({"id": 2})
-        line.wait_for([1, 2], queries)
+    with line.begun() as queries:
         assert command(line.root, "good", queries[0]).ok
         line.feed.write_all([[{"id": number}] for number in range(3, 9)])
         line.wait_for(list(range(1, 9)), queries)
@@ -109,10 +115,7 @@ def test_a_restore_that_is_killed_before_it_moves_the_reader_is_repeated(
 ) -> None:
     """The table is back, the position is not yet; others have compacted the table, and added a row."""
     line = Line(spark, tmp_path, "writes", "reads")
-    line.feed.write({"id": 1})
-    with line.running([1]) as queries:
-        line.feed.write({"id": 2})
-        line.wait_for([1, 2], queries)
+    with line.begun() as queries:
         DeltaTable(line.tables["writes"]).optimize.compact()
         assert command(line.root, "good", queries[0]).ok
         write_deltalake(line.tables["writes"], pa.table({"id": pa.array([3], pa.int64())}), mode="append")
@@ -139,10 +142,7 @@ def test_three_in_a_line_that_do_not_fail_at_changes(
 ) -> None:
     """They would get rows twice if their positions did not go back with the tables."""
     line = Line(spark, tmp_path, "bronze", "silver", "gold", **{option: "true"})
-    line.feed.write({"id": 1})
-    with line.running([1]) as queries:
-        line.feed.write({"id": 2})
-        line.wait_for([1, 2], queries)
+    with line.begun() as queries:
         assert command(line.root, "good", queries[0]).ok
         line.feed.write_all([[{"id": number}] for number in range(3, 8)])
         line.wait_for(list(range(1, 8)), queries)
@@ -161,10 +161,7 @@ def test_a_savepoint_fails_while_the_reader_does_not_run_and_has_not_read_all(
 ) -> None:
     """The answer names both versions; the writer is held up for no longer. With the reader it succeeds."""
     line = Line(spark, tmp_path, "writes", "reads")
-    line.feed.write({"id": 1})
-    with line.running([1]) as queries:
-        line.feed.write({"id": 2})
-        line.wait_for([1, 2], queries)
+    with line.begun() as queries:
         assert command(line.root, "both", queries[0]).ok
         queries[1].processAllAvailable()
         queries[1].stop()
@@ -190,10 +187,8 @@ def test_a_reader_with_a_long_trigger_holds_its_writer_up_for_a_timeout_only(
 ) -> None:
     """The savepoint fails, the log has both versions, and the writer goes on."""
     line = Line(spark, tmp_path, "writes", "reads")
-    line.feed.write({"id": 1})
-    with line.running([1]) as queries:
-        line.feed.write({"id": 2})
-        line.wait_for([1, 2], queries)
+    with line.begun():
+        pass
     line.feed.write({"id": 3})
     writer = line.start("writes", timeout="2s")
     wait(partial(holds, line.tables["writes"], [1, 2, 3]), "a row that is not read", writer)
