@@ -318,9 +318,7 @@ class Table:
                 post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
             )
         except (DeltaError, OSError) as error:
-            self.refresh()
-            if self.version != before:
-                raise CommitConflict(f"{self.uri} has a newer version than {before}") from error
+            self._refuse_second(before, error)
             raise DamageError(f"{self.uri} cannot be restored to version {version}: {error}") from error
 
     def commit(self, decide: Callable[[Table], Commit | None]) -> Version | None:
@@ -349,9 +347,7 @@ class Table:
                 post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
             )
         except DeltaError as error:
-            self.refresh()
-            if self.version != before:
-                raise CommitConflict(f"{self.uri} has a newer version than {before}") from error
+            self._refuse_second(before, error)
             raise UsageError(
                 f"{self.uri} cannot take the columns {', '.join(schema.names)}: {error}"
             ) from error
@@ -388,22 +384,25 @@ class Table:
             CommitConflict: somebody else took the next version; the next call tries again.
         """
         self.refresh()
-        wanted = {_REMOVALS: f"interval {hours} hours"}
         if self._table.metadata().configuration.get(_REMOVALS) or len(self._left(0, [])) <= most:
             return
         before = self.version
         try:
             self._table.alter.set_table_properties(
-                wanted,
+                {_REMOVALS: f"interval {hours} hours"},
                 commit_properties=CommitProperties(max_commit_retries=0),
                 post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=False),
             )
         except DeltaError as error:
-            self.refresh()
-            if self.version == before:
-                raise
-            raise CommitConflict(f"{self.uri} has a newer version than {before}") from error
+            self._refuse_second(before, error)
+            raise
         self.refresh()
+
+    def _refuse_second(self, before: Version, error: Exception) -> None:
+        """Refresh after a commit that failed; raise CommitConflict if somebody else took its version."""
+        self.refresh()
+        if self.version != before:
+            raise CommitConflict(f"{self.uri} has a newer version than {before}") from error
 
     def _left(self, hours: int, kept: list[int]) -> set[str]:
         """Return the files that were removed long enough ago and are in none of the kept versions."""
