@@ -38,24 +38,6 @@ def tables_of(offsets: OffsetFile) -> frozenset[str]:
     return frozenset(at.table_id for text in offsets.offsets.values() if (at := delta_offset(text)))
 
 
-def stand_of(offsets: OffsetFile, table_id: str, version: int, commits: Commits) -> Stand:
-    """Compare how far a query has read a table with the version at the cut of its writer.
-
-    Args:
-        offsets: those of the query's batch.
-        table_id: the table.
-        version: its version at the cut, -1 if there was none.
-        commits: the log of the table.
-    """
-
-    def changes(number: int) -> bool:
-        commit = commits(number)
-        return commit is None or commit.data_change
-
-    sources = delta_sources(offsets, table_id).values()
-    return together(compare(_until(at, commits), version, changes) for at in sources)
-
-
 def _until(at: DeltaOffset, commits: Commits) -> ReadUntil:
     if at.initial:  # its index counts all files of the table; after the last one Delta leaves the version
         return ReadUntil(at.version, in_part=True)
@@ -82,8 +64,14 @@ class Edge:
     """At the cut of the writer; -1 if there was no table."""
 
     def stand(self, commits: Commits) -> Stand:
-        """Compare the position of the reader with the cut of the writer."""
-        return stand_of(self.offsets, self.table_id, self.version, commits)
+        """Compare how far the reader has read the table, of this log, with the cut of the writer."""
+
+        def changes(number: int) -> bool:
+            commit = commits(number)
+            return commit is None or commit.data_change
+
+        sources = delta_sources(self.offsets, self.table_id).values()
+        return together(compare(_until(at, commits), self.version, changes) for at in sources)
 
     @property
     def planned_from_the_beginning(self) -> bool:
