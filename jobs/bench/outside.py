@@ -88,17 +88,19 @@ def figures(session: Callable[[], SparkSession], base: Path, runs: int, console:
         lake = _catalog(base)
         config = spark_abs.Kafka(_TOPIC, bootstrap=broker.bootstrap)
         table = spark_abs.Iceberg(_LAKE, catalog_env=_CATALOG)
-        to_kafka: tuple[Way, Way] = (
-            lambda rows, place: _job(records(rows), place, kafka=config),
-            lambda rows, place: bounded(
-                records(rows), place, topic=_TOPIC, **{"kafka.bootstrap.servers": broker.bootstrap}
-            ),
-        )
+        servers = {"kafka.bootstrap.servers": broker.bootstrap}
+
+        def kafka(rows: DataFrame, place: Path) -> None:
+            _job(records(rows), place, kafka=config)
+
+        def kafka_of_spark(rows: DataFrame, place: Path) -> None:
+            bounded(records(rows), place, topic=_TOPIC, **servers)
+
         ways: dict[str, tuple[Way, int, Callable[[], int]]] = {
-            "kafka": (to_kafka[0], _FILES, lambda: _count(broker)),
-            "kafka_spark": (to_kafka[1], _FILES, lambda: _count(broker)),
-            "kafka_long": (to_kafka[0], _LONG, lambda: _count(broker)),
-            "kafka_long_spark": (to_kafka[1], _LONG, lambda: _count(broker)),
+            "kafka": (kafka, _FILES, lambda: _count(broker)),
+            "kafka_spark": (kafka_of_spark, _FILES, lambda: _count(broker)),
+            "kafka_long": (kafka, _LONG, lambda: _count(broker)),
+            "kafka_long_spark": (kafka_of_spark, _LONG, lambda: _count(broker)),
             "postgres": (
                 lambda rows, place: _job(rows, place, postgres=_TABLE),
                 _FILES,
