@@ -27,6 +27,7 @@ def trim(
     *,
     rows_before: int = 0,
     in_flight: Collection[tuple[Version, Version]] = (),
+    released: Collection[tuple[Version, Version]] = (),
     known: int = 0,
 ) -> None:
     """Delete data and log files of the entries before version `before`, and files without a commit.
@@ -46,7 +47,10 @@ def trim(
         before: The first entry that is still needed, by a reader or a retained checkpoint.
         rows_before: The first entry whose rows are needed, if it is later than `before`.
         in_flight: Earlier rows that are needed: those after the first version of a pair, up to the second.
-        known: The `rows_before` of an earlier call that has returned: older rows are not looked for again.
+        released: Pairs that were `in_flight` in an earlier call, perhaps of another run, for a cut that is
+            gone: otherwise these rows stay until `before` has passed them.
+        known: The `rows_before` of an earlier call that has returned: older rows are not looked for again,
+            `released` ones excepted.
 
     Raises:
         FileNotFoundError: there is no such channel.
@@ -60,8 +64,11 @@ def trim(
     behind = [version for version, path in doomed if path.endswith(log_file(version))]
     rows = range(max(before, known), min(rows_before, table.version))
     left = _with_rows(root.fs, place, table, [v for v in rows if not _any_between(in_flight, v)])
-    if behind or left:
-        for commit in (*map(table.read_commit, behind), *left):
+    ends = min(known or rows.stop, rows.stop)
+    freed = {v for after, until in released for v in range(max(after + 1, before), min(until + 1, ends))}
+    again = _still_there(root.fs, place, table, [v for v in freed if not _any_between(in_flight, v)])
+    if behind or again or left:
+        for commit in (*map(table.read_commit, behind), *again, *left):
             for file in commit.adds if commit is not None else ():
                 _delete(root.fs, place, file.path)
         _forget_missing(table)
@@ -134,6 +141,14 @@ def _with_rows(
         if there:
             found.append(commit)
     return found[::-1]
+
+
+def _still_there(
+    filesystem: fs.FileSystem, place: str, table: Table, versions: Collection[int]
+) -> list[LogCommit]:
+    """Return the commits, of ascending versions, of which any file is left, wherever others have none."""
+    commits = [commit for version in sorted(versions) if (commit := table.read_commit(version)) is not None]
+    return [commit for commit in commits if any(_there(filesystem, place, commit))]
 
 
 def _there(filesystem: fs.FileSystem, place: str, commit: LogCommit) -> list[bool]:

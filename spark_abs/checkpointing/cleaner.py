@@ -28,7 +28,8 @@ class CheckpointCleaner:
 
     The order matters: a manifest goes first, then what only it named. Killed anywhere, the next call goes
     on; every step refuses to work for a run that was replaced (invariant: retention never removes what a
-    retained manifest or an unread position can reach).
+    retained manifest or an unread position can reach). Only rows that were in flight to the checkpoints of a
+    killed call then stay until their entries go.
     """
 
     def __init__(
@@ -48,6 +49,8 @@ class CheckpointCleaner:
         self._read: dict[CheckpointId, Manifest] = {}
         self._rows: dict[ChannelId, Version] = {}
         """The entry of each channel before which the rows that nobody needs are deleted."""
+        self._released: dict[ChannelId, set[tuple[Version, Version]]] = {}
+        """Rows in flight to checkpoints that are gone, which may still be there."""
 
     def __call__(self) -> None:
         """Retire, sweep, trim; at first and from time to time trim the tables' logs and what left the tables.
@@ -57,6 +60,8 @@ class CheckpointCleaner:
         ctx = self._ctx
         checkpoints = Checkpoints.open(ctx.root, ctx.job)
         state = Control.open(ctx.root).state
+        if not self._read:
+            self._retained(checkpoints)  # for what was in flight to checkpoints that go now
         retire(ctx.root, checkpoints, state, run=ctx.run, keep=ctx.settings.keep)
         ctx.failpoint("tidy.retire.after")
         self._retained(checkpoints)  # captures wait for the sweep: it reads only what has come since
@@ -75,9 +80,11 @@ class CheckpointCleaner:
                 needed.floor,
                 rows_before=needed.rows,
                 in_flight=needed.in_flight,
+                released=self._released.get(channel, ()),
                 known=self._rows.get(channel, Version(0)),
             )
             self._rows[channel] = needed.rows
+            self._released.pop(channel, None)
             ctx.failpoint(f"tidy.{channel}.trim.after")
         newest, now = max((m.id for m in kept), default=NO_EPOCH), steady_ms()
         if self._must_trim(newest, now):
@@ -93,5 +100,8 @@ class CheckpointCleaner:
     def _retained(self, checkpoints: Checkpoints) -> tuple[Manifest, ...]:
         """Return every manifest, by id. Known manifests are not read again."""
         found = checkpoints.load_since(self._read)
-        self._read = {manifest.id: manifest for manifest in found}
+        before, self._read = self._read, {manifest.id: manifest for manifest in found}
+        for gone in before.keys() - self._read.keys():
+            for flight in before[gone].in_flight():
+                self._released.setdefault(flight.channel, set()).add((flight.after, flight.until))
         return found

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from spark_abs.checkpointing.cleaner import CheckpointCleaner
 from spark_abs.codec import from_json
 from spark_abs.manifests.manifest_table import read_rows
-from spark_abs.model import NO_EPOCH
+from spark_abs.model import NO_EPOCH, ChannelId, CheckpointMode, Position, StageId, Version
 from spark_abs.protocol.attempt import NATIVES
 from spark_abs.run_context import RunContext
 from spark_abs.settings import Settings
@@ -20,17 +21,21 @@ from spark_abs.snapshots.packs import Packed, PackReader
 from spark_abs.store.control import Control
 from spark_abs.store.failpoint import no_failpoint
 from spark_abs.store.root import Root
+from spark_abs.store.table import Table
 from tests.channel_support import JOB
-from tests.root_support import SmallJob
+from tests.root_support import CHANNEL, SmallJob
 
 
-def cleaner_of(job: SmallJob, **settings: object) -> CheckpointCleaner:
+def cleaner_of(
+    job: SmallJob, reads: Mapping[tuple[StageId, ChannelId], Position] | None = None, **settings: object
+) -> CheckpointCleaner:
     resolved = Settings.resolve(None, {}, {}, settings)
     version = Control.open(job.root).version
     ctx = RunContext(
         job.root, JOB, job.attempt, NATIVES, job.run, NO_EPOCH, version, resolved, 100, False, no_failpoint
     )
-    return CheckpointCleaner(ctx, {}, job.kept)
+    given = replace(ctx, starts=reads or {})
+    return CheckpointCleaner(given, {stage: [channel] for stage, channel in given.starts}, job.kept)
 
 
 def test_a_manifest_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,3 +123,45 @@ def test_captures_do_not_wait_for_the_reading_of_what_was_there_before(
     assert packs < may_capture.keys()
     assert len(may_capture) == len(packs) + 5
     assert all(may_capture.values())
+
+
+def overtaken(job: SmallJob, *values: int) -> None:
+    """Complete an unaligned checkpoint; the numbers are in flight to the reader, an entry each."""
+    before = Position(CHANNEL, job.attempt, job.writer.refresh(), NO_EPOCH, False)
+    for value in values[:-1]:
+        job.step(value)
+    barrier = job.claim()
+    made = job.manifest(barrier, Version(job.step(values[-1], barrier=barrier)))
+    stages = (s if s.stage == "a" else replace(s, positions=(before,)) for s in made.stages)
+    assert job.checkpoints.complete(replace(made, mode=CheckpointMode.UNALIGNED, stages=tuple(stages)))
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_rows_in_flight_go_with_their_checkpoint_though_a_savepoint_holds_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    """The words keep a checkpoint for an hour; a run may end within it, and the next one removes it."""
+    job, reads, now = SmallJob(tmp_path), dict[tuple[StageId, ChannelId], Position](), [10_000]
+    monkeypatch.setattr("spark_abs.snapshots.tidy.now_ms", lambda: now[0])
+
+    def clean(cleaner: CheckpointCleaner) -> list[int]:
+        reads[StageId("b"), CHANNEL] = Position(CHANNEL, job.attempt, job.writer.refresh(), NO_EPOCH, False)
+        cleaner()
+        rows = Table.open(job.root.place(job.root.channel(CHANNEL))).read()["n"].to_pylist()
+        return sorted(rows)
+
+    job.checkpoint(1, name="old")
+    job.step(2)
+    reads[StageId("b"), CHANNEL] = Position(CHANNEL, job.attempt, Version(0), NO_EPOCH, False)
+    cleaner = cleaner_of(job, reads, keep="1 1h:all")
+    overtaken(job, 3, 4)
+    job.checkpoint(5)
+    assert clean(cleaner) == [3, 4, 5]
+    job.checkpoint(6)
+    assert clean(cleaner) == [3, 4, 6]
+    now[0] += 2 * 60 * 60_000
+    job.checkpoint(7)
+    if ends:
+        cleaner = cleaner_of(job, reads, keep="1 1h:all")
+    assert clean(cleaner) == [7]
+    assert [s.id for s in job.checkpoints.summaries()] == [1, 5]

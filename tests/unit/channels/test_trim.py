@@ -84,6 +84,23 @@ def test_rows_that_nobody_needs_go_before_their_entries_and_those_in_flight_stay
     assert ahead(root, c[24] - 1) == c[24:]
 
 
+def test_rows_that_were_in_flight_go_with_their_cut_though_an_older_one_holds_the_log(root: Root) -> None:
+    """A savepoint may hold the log for years."""
+    log = Log(root)
+    c = [Version(log.batch(n)) for n in range(30)]
+    older, newer = (c[5], c[8]), (c[6], c[10])
+    trim(root, CHANNEL, c[2], rows_before=c[20], in_flight=[older, newer])
+    assert rows(root) == [*range(6, 11), *range(20, 30)]
+    trim(root, CHANNEL, c[2], rows_before=c[22], in_flight=[older], released=[newer], known=c[20])
+    assert rows(root) == [*range(6, 9), *range(22, 30)]
+    trim(root, CHANNEL, c[2], rows_before=c[22], released=[older])
+    assert rows(root) == list(range(22, 30))
+    assert ahead(root, c[2] - 1) == c[2:]
+    before = files(root, ".")
+    trim(root, CHANNEL, c[2], rows_before=c[22], released=[older, (c[1], c[29])])
+    assert files(root, ".") == before
+
+
 def test_a_reader_that_was_brought_back_to_an_old_cut_finds_all_rows_of_its_path(root: Root) -> None:
     """It reads what was in flight, passes over what was written after the barrier, and reads on."""
     log = Log(root)
