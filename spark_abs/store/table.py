@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -357,7 +357,8 @@ class Table:
         """Delete data files that were removed from the table: after some hours, or sooner if there are many.
 
         Only removals in the log count, so files without a commit stay, and the result does not depend on the
-        caller or the time of the call. Commits nothing; costs a listing. It can be repeated after a kill.
+        caller or the time of the call. Commits nothing; costs a listing, and a read of the log if there are
+        files that the table does not name. It can be repeated after a kill.
 
         Args:
             hours: removed files older than this are deleted in any case.
@@ -366,13 +367,26 @@ class Table:
         """
         selector = fs.FileSelector(self.place.path)
         there = {str(info.base_name) for info in self.place.fs.get_file_info(selector)}
-        doomed = self._left(hours, []) & there
+        doomed = (self._left(hours, []) | self._forgotten(hours, there)) & there
         young = self._left(0, list(range(max(0, self.version - kept), self.version + 1))) & there
         if len(young) > most:
             doomed |= young
         for name in sorted(doomed):
             with suppress(FileNotFoundError):
                 self.place.fs.delete_file(f"{self.place.path}/{name}")
+
+    def _forgotten(self, hours: int, there: Collection[str]) -> set[str]:
+        """Return the files whose removal, some hours ago, only its own commit names any more.
+
+        While nothing sweeps, as over a night in which the job is stopped, removals get too old for the
+        checkpoints of the log. `trim_log` comes after each sweep, so their commits are still there.
+        """
+        adds = pa.table(self._table.get_add_actions())
+        unnamed = {name for name in there if name.endswith(".parquet")}
+        unnamed -= set(adds["path"].to_pylist()) | self._left(0, [])
+        until_ms = now_ms() - hours * 3_600_000
+        commits = (commit for commit in (self.backwards() if unnamed else ()) if commit.at_ms <= until_ms)
+        return unnamed & {path for commit in commits for path in commit.removed}
 
     def forget_removals(self, hours: int, most: int) -> None:
         """Let the log forget removed files after some hours, once it holds more than `most` of them.

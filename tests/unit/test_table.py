@@ -110,6 +110,25 @@ def test_a_sweep_knows_by_the_log_alone_what_is_due(tmp_path: Path) -> None:
     assert Table.open(table.place).version == at
 
 
+def test_a_sweep_finds_what_checkpoints_of_the_log_have_forgotten(tmp_path: Path) -> None:
+    """A root has rested for a day, and the first commits of a run write a checkpoint of the log."""
+    table = Table.ensure(Place(str(tmp_path / "t")), SCHEMA)
+    Path(table.uri, "stray.parquet").touch()
+    for value in range(6):
+        table.commit_next(Commit([file_of(table, value)], {}, None, replace=True))
+    table.forget_removals(0, most=4)
+    for value in range(6, 20):
+        table.commit_next(Commit([file_of(table, value)], {}, None, replace=True))
+
+    def left(hours: int) -> list[str]:
+        Table.open(table.place).sweep(hours, 99, 9)
+        return sorted(p.stem for p in Path(table.uri).glob("*.parquet"))
+
+    assert len(left(hours=1)) == 21
+    assert left(hours=0) == ["19", "stray"]
+    assert rows(Table.open(table.place)) == [19]
+
+
 @pytest.mark.parametrize("behind", [5, 60])
 def test_a_trimmed_log_stays_short_and_a_handle_from_before_goes_on(tmp_path: Path, behind: int) -> None:
     table = Table.ensure(Place(str(tmp_path / "t")), SCHEMA)
