@@ -34,6 +34,7 @@ from bench import (
     visible,
     watching,
     whole_job,
+    whole_process,
     wide,
 )
 from bench.figures import Figure, save
@@ -68,6 +69,7 @@ def _groups(
         "epochs": lambda: epochs.figures(session(), base / "epochs", many, console),
         "flink": lambda: flink.figures(session(), base / "flink", runs, console),
         "nexmark": lambda: nexmark.figures(session(), base / "nexmark", runs, divide, console),
+        "process": lambda: whole_process.figures(base / "process", runs, console),
         "slow": lambda: slow_consumer.figures(session(), base, runs, console),
         "overtaking": lambda: hot_key.figures(session(), base, runs, console),
         "functions": lambda: state_functions.figures(session(), base, runs, divide, console),
@@ -95,8 +97,8 @@ def main(
     """Measure GROUPS, all of them if none is named; flink only where `make bench-flink` says where it is.
 
     They are: commits, watching, moments, planning, deciding, reading, disk, hop, visible, idle, busy, start,
-    wide, overhead, recovery, outside, repeats, epochs, flink, nexmark, slow, overtaking, functions, state,
-    job.
+    wide, overhead, recovery, outside, repeats, epochs, flink, nexmark, process, slow, overtaking, functions,
+    state, job.
     """
     os.chdir(Path(__file__).parents[2])
     with tempfile.TemporaryDirectory(prefix="spark-abs-bench-", ignore_cleanup_errors=True) as base:

@@ -64,10 +64,12 @@ def declare(query: Query, spark: SparkSession, base: Path, **settings: object) -
     return job
 
 
-def _q1(job: spark_abs.Job, sources: Mapping[str, spark_abs.Output]) -> spark_abs.Output:
-    def euros(bids: DataFrame) -> DataFrame:
-        return bids.select("auction", "bidder", (F.col("price") * 908).alias("price"))
+def euros(bids: DataFrame) -> DataFrame:
+    """Give the prices of bids in another currency."""
+    return bids.select("auction", "bidder", (F.col("price") * 908).alias("price"))
 
+
+def _q1(job: spark_abs.Job, sources: Mapping[str, spark_abs.Output]) -> spark_abs.Output:
     return job.stage("euros", [sources["bid"]], euros)
 
 
@@ -76,12 +78,14 @@ def _q1_expected(tables: Tables) -> pd.DataFrame:
     return bids.assign(price=bids["price"] * 908)
 
 
-def _q3(job: spark_abs.Job, sources: Mapping[str, spark_abs.Output]) -> spark_abs.Output:
-    def sellers(persons: DataFrame, auctions: DataFrame) -> DataFrame:
-        near = persons.where(F.col("state").isin(*_STATES)).withColumnRenamed("id", "person")
-        sold = auctions.where(F.col("category") == _CATEGORY)
-        return sold.join(near, F.expr("seller = person")).select("name", "state", "id")
+def sellers(persons: DataFrame, auctions: DataFrame) -> DataFrame:
+    """Join persons of three states with their auctions of one category."""
+    near = persons.where(F.col("state").isin(*_STATES)).withColumnRenamed("id", "person")
+    sold = auctions.where(F.col("category") == _CATEGORY)
+    return sold.join(near, F.expr("seller = person")).select("name", "state", "id")
 
+
+def _q3(job: spark_abs.Job, sources: Mapping[str, spark_abs.Output]) -> spark_abs.Output:
     return job.stage("sellers", [sources["person"], sources["auction"]], sellers)
 
 
@@ -93,18 +97,21 @@ def _q3_expected(tables: Tables) -> pd.DataFrame:
     return joined[["name", "state", "id"]]
 
 
-def _q8(job: spark_abs.Job, sources: Mapping[str, spark_abs.Output]) -> spark_abs.Output:
+def same_window(persons: DataFrame, auctions: DataFrame) -> DataFrame:
+    """Join persons with the auctions that they put up in the ten seconds in which they registered."""
     ten = F.window("at", "10 seconds")
+    new = persons.withWatermark("at", _LATE).select("id", "name", ten.alias("registered"))
+    selling = auctions.withWatermark("at", _LATE).select("seller", ten.alias("offered"))
+    joined = new.join(selling, F.expr("id = seller AND registered = offered"))
+    return joined.select("id", "name", F.col("registered.start").alias("since"))
 
-    def same_window(persons: DataFrame, auctions: DataFrame) -> DataFrame:
-        new = persons.withWatermark("at", _LATE).select("id", "name", ten.alias("registered"))
-        selling = auctions.withWatermark("at", _LATE).select("seller", ten.alias("offered"))
-        joined = new.join(selling, F.expr("id = seller AND registered = offered"))
-        return joined.select("id", "name", F.col("registered.start").alias("since"))
 
-    def once(rows: DataFrame) -> DataFrame:
-        return rows.dropDuplicates(["id", "since"])
+def once(rows: DataFrame) -> DataFrame:
+    """Keep one row of each person and window."""
+    return rows.dropDuplicates(["id", "since"])
 
+
+def _q8(job: spark_abs.Job, sources: Mapping[str, spark_abs.Output]) -> spark_abs.Output:
     joined = job.stage("same_window", [sources["person"], sources["auction"]], same_window)
     return job.stage("new_users", [joined], once)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _STAGES = 9
 _IDLE_S = 60.0
-_DEFAULT_POLLING_DELAY = "10ms"
+DEFAULT_POLLING_DELAY = "10ms"
 """Spark's own; sessions of `spark_session` have another."""
 _LOAD_ROWS = 10_000
 """In each of the four files that come in a second."""
@@ -63,7 +63,7 @@ def _job(spark: SparkSession, base: Path, started: Callable[[], None]) -> Iterat
 @contextmanager
 def _plain(spark: SparkSession, base: Path, started: Callable[[], None]) -> Iterator[None]:
     spark = spark.newSession()  # as a user has it, who has not been told how often sources are asked
-    spark.conf.set("spark.sql.streaming.pollingDelay", _DEFAULT_POLLING_DELAY)
+    spark.conf.set("spark.sql.streaming.pollingDelay", DEFAULT_POLLING_DELAY)
     frame, queries = _input(spark, base), []
     for number in range(_STAGES):
         table = str(base / f"t{number}")
