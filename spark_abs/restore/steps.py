@@ -332,7 +332,7 @@ class RestoreSink(Step):
             restoring.undo_others or self.by_function,
             self.by_function,
         )
-        for reader in self.readers:
+        for reader in self.readers if restored > self.version else ():  # else nothing was undone
             continue_at(restoring.root.anywhere(reader.directory), reader.sources, restored + 1)
 
     def table_for_spark(self) -> str:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 import spark_abs
+from spark_abs.codec import to_json
 from spark_abs.errors import DamageError, Fenced
-from spark_abs.model import BatchId, RunId, StageId
+from spark_abs.model import AttemptId, BatchId, RunId, StageId
+from spark_abs.sinks.delta.changes import Own
+from spark_abs.sinks.delta.commit_metadata import SinkMetadata
 from spark_abs.sinks.delta.sink import DeltaSink
 from spark_abs.store import table
 from spark_abs.store.log import log_file, read_commit
@@ -262,3 +266,28 @@ def test_a_start_reads_what_others_have_committed_once(
     moving.cut()
     read = [call.args[2] for call in reading.call_args_list]
     assert all(read.count(version) <= 2 for version in range(3, 33))  # by the one that fences, and this one
+
+
+@pytest.mark.parametrize("undone", [True, False])
+def test_rows_of_others_before_the_mark_of_a_restore_are_behind_what_it_has_undone(
+    job: SmallJob, undone: bool
+) -> None:
+    """Delta's own writer makes two commits, and a stream that continues behind the mark would miss a row."""
+    job.step(1)
+    cut = job.sink.version_at(BatchId(0))
+    if undone:
+        others(job, 2)
+    state, attempt = job.state, AttemptId(2)
+    writer = replace(state.writer(state.attempt, StageId("b"), "totals"), attempt=attempt)
+    note = SinkMetadata(writer.name, attempt, RunId(2), restored=cut, root=writer.root)
+    said = {"userMetadata": to_json(note)}
+    if undone:
+        DeltaTable(job.table).restore(int(cut), commit_properties=CommitProperties(custom_metadata=said))
+    before = DeltaTable(job.table).version()
+    others(job, 1)
+    mark = CommitProperties(said, app_transactions=[Transaction(writer.restore_app, int(cut))])
+    write_deltalake(job.table, pa.table({"n": pa.array([], pa.int64())}), mode="append", commit_properties=mark)
+    sink = DeltaSink(job.root, job.table, writer=writer, run=RunId(2), session=no_session)
+    own = Own(state.job, state.root, state.unnamed)
+    assert sink.restore_to(cut, own, undo_others=True) == before
+    assert (before > cut) == undone

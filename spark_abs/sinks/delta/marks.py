@@ -15,6 +15,7 @@ from spark_abs.sinks.delta.commit_metadata import SinkMetadata, note_of
 from spark_abs.sinks.delta.fit import planned_for
 from spark_abs.sinks.delta.native_writable import why_not_native
 from spark_abs.sinks.delta.spark_writer import Stamp
+from spark_abs.store.log import LogCommit
 from spark_abs.store.table import Commit, Table
 
 if TYPE_CHECKING:
@@ -49,6 +50,11 @@ def commit_mark(table: Table, mark: Marked, session: Session) -> None:
             stamp = Stamp(app, number, to_json(replace(mark.note, took_over=False)))
             spark_writer.mark(session(), table, stamp)
         spark_writer.mark(session(), table, Stamp(*last, to_json(mark.note)))
+
+
+def is_mark_by_spark(commit: LogCommit) -> bool:
+    """Say whether a commit of a restore is its mark alone, by Delta's own writer: others may be before it."""
+    return commit.token is None and commit.operation == "WRITE"
 
 
 def commit_marks(table: Table, decide: Callable[[], Marked | None], session: Session) -> None:

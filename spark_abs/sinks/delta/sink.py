@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from spark_abs.channels.files import directory_name, write_parquet
@@ -20,6 +21,7 @@ from spark_abs.errors import CommitConflict, CommitStateUnknown, DamageError, Ta
 from spark_abs.model import (
     FENCED,
     NO_BATCH,
+    NO_TABLE,
     BatchId,
     Entry,
     LookupVersion,
@@ -38,6 +40,7 @@ from spark_abs.sinks.delta.marks import (
     Marked,
     commit_mark,
     commit_marks,
+    is_mark_by_spark,
     notes_of_root,
     other_writers,
     refuse_epochs,
@@ -295,6 +298,9 @@ class DeltaSink:
     ) -> Version:
         """Bring the table back to `version`, `NO_TABLE`: to no rows, and return the version that does it.
 
+        Whatever is added behind that stays, also between Delta's RESTORE and the mark. If there was nothing
+        to undo, it may be `version` itself.
+
         The commit names the attempt, so a repeat finds it and changes nothing. OPTIMIZE and other
         commits that change no data do not stand in the way. Rows of other roots stay.
 
@@ -312,11 +318,7 @@ class DeltaSink:
             self._table.refresh()
             self._table.require_unfenced(writer.app)
             if self._table.transaction(writer.restore_app) is not None:
-                return next(
-                    found
-                    for found, note in self.log.backwards()
-                    if note is not None and note.restored is not None
-                )
+                return self._undone_until(version)
             with suppress(TakenOver):  # its own rows may go back all the same
                 self._require_current()  # Delta's RESTORE knows no fence
             tombstones = said_at(self._table, version, writer.job, writer.root)
@@ -329,6 +331,16 @@ class DeltaSink:
                 bring_back(
                     self._table, version, own=own, mark=mark, session=self._session, undo_others=undo_others
                 )
+
+    def _undone_until(self, version: Version) -> Version:
+        """Return the version that has undone what came after `version`; the restore of the attempt is done."""
+        later = takewhile(lambda entry: entry[0] > version, self.log.backwards())
+        found = [number for number, note in later if note is not None and note.restored is not None]
+        for one in found:
+            commit = self._table.read_commit(one)
+            if commit is None or not is_mark_by_spark(commit):
+                return one
+        return found[0] if version == NO_TABLE else version
 
     def _write_by_spark(self, files: Files, note: SinkMetadata) -> Standing:
         """Write through Delta's writer; killed after it, the repeat finds the batch in the log."""
