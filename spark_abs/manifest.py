@@ -147,6 +147,8 @@ class StageSnapshot:
     """For a query that was not running: the earlier checkpoint whose snapshot is repeated here."""
     directory: str = ""
     """Of a watched query: its checkpoint directory, from which it was copied."""
+    feeds: tuple[str, ...] = ()
+    """Ids of Delta tables of which it is known that the query reads their change feed alone."""
 
     @property
     def size_full(self) -> int:

@@ -186,7 +186,13 @@ def _readers(
     for part in (part for part in parts if part.offsets):
         offsets, storage = parse_offsets(part.offsets), found.place.storage
         edge = edge_between(
-            part.stage, part.cut_batch, offsets, writer=writer, output=output, storage=storage
+            part.stage,
+            part.cut_batch,
+            offsets,
+            feeds=part.feeds,
+            writer=writer,
+            output=output,
+            storage=storage,
         )
         if edge is not None:
             misfit = why_not_aligned(edge, commits_at(storage, edge.table))

@@ -6,7 +6,7 @@ the rows that the table had at the cut of the writer; a restore then puts the re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -38,13 +38,13 @@ def tables_of(offsets: OffsetFile) -> frozenset[str]:
     return frozenset(at.table_id for text in offsets.offsets.values() if (at := delta_offset(text)))
 
 
-def _until(at: DeltaOffset, commits: Commits) -> ReadUntil:
+def _until(at: DeltaOffset, commits: Commits, feed: bool) -> ReadUntil:
     if at.initial:  # its index counts all files of the table; after the last one Delta leaves the version
         return ReadUntil(at.version, in_part=True)
     if at.index < 0:
         return ReadUntil(at.version)
     commit = commits(at.version)
-    whole = commit is not None and commit.is_last(at.index)
+    whole = commit is not None and commit.is_last(at.index, feed)
     return ReadUntil(at.version + 1) if whole else ReadUntil(at.version, in_part=True)
 
 
@@ -62,6 +62,8 @@ class Edge:
     table_id: str
     version: int
     """At the cut of the writer; -1 if there was no table."""
+    feed: bool = False
+    """Whether it is known that the reader reads the change feed of the table alone."""
 
     def stand(self, commits: Commits) -> Stand:
         """Compare how far the reader has read the table, of this log, with the cut of the writer."""
@@ -71,7 +73,7 @@ class Edge:
             return commit is None or commit.data_change
 
         sources = delta_sources(self.offsets, self.table_id).values()
-        return together(compare(_until(at, commits), self.version, changes) for at in sources)
+        return together(compare(_until(at, commits, self.feed), self.version, changes) for at in sources)
 
     @property
     def planned_from_the_beginning(self) -> bool:
@@ -97,6 +99,7 @@ def edge_between(
     batch: BatchId,
     offsets: OffsetFile,
     *,
+    feeds: Collection[str],
     writer: StageId,
     output: OutputVersion,
     storage: Storage,
@@ -107,6 +110,7 @@ def edge_between(
         reader: the query that may read it.
         batch: a batch of the reader.
         offsets: those of the batch.
+        feeds: as `StageSnapshot.feeds`.
         writer: the query that writes it.
         output: the table at the cut of the writer.
         storage: how it is reached.
@@ -126,6 +130,7 @@ def edge_between(
         table=output.table,
         table_id=table_id,
         version=int(version),
+        feed=table_id in feeds,
     )
 
 
@@ -141,6 +146,7 @@ def edges_of(parts: Sequence[StageSnapshot], storage: Storage) -> Iterator[Edge]
                     part.stage,
                     part.cut_batch,
                     offsets,
+                    feeds=part.feeds,
                     writer=writer.stage,
                     output=output,
                     storage=storage,

@@ -319,6 +319,20 @@ def active_query(spark: SparkSession, query_id: str) -> Any | None:
     return queries.get(jvm.java.util.UUID.fromString(query_id))
 
 
+def feeds_read(query: Any) -> tuple[str, ...]:
+    """Return the ids of the Delta tables of which a query in a batch reads the change feed alone.
+
+    Args:
+        query: the query's object in the JVM.
+    """
+    plan = query.logicalPlan()
+    leaves = (n for n in nodes(plan) if n.getClass().getSimpleName() == "StreamingExecutionRelation")
+    sources = [leaf.source() for leaf in leaves]
+    delta = [source for source in sources if source.getClass().getSimpleName() == "DeltaSource"]
+    read = [(str(source.tableId()), bool(source.options().readChangeFeed())) for source in delta]
+    return tuple(sorted({table for table, _ in read} - {table for table, feed in read if not feed}))
+
+
 def executor_count(spark: SparkSession) -> int:
     """Return the present number of executors without the driver, at least one."""
     context: Any = spark.sparkContext._jsc

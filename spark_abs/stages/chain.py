@@ -43,6 +43,8 @@ class Link:
     """Ids of the Delta tables that it reads as streams."""
     writes: tuple[str, ...]
     """URIs of the tables that it writes."""
+    feeds: tuple[str, ...] = ()
+    """As `StageSnapshot.feeds`."""
     part: StageSnapshot | None = None
     """Its recorded part, if it does not run: new checkpoints repeat it."""
     runs: Callable[[], bool] = lambda: True
@@ -113,6 +115,7 @@ class Chain:
         read = tables_of(offsets)
         with self._lock:
             self._reads_also(stage, read)
+            mine = self._links.get(stage)
             others = [link for link in self._links.values() if link.stage != stage] if read else []
             one = self._open.get(checkpoint, _Open())
             cuts = dict(one.cuts)
@@ -123,7 +126,9 @@ class Chain:
                 if not read.isdisjoint(map(self._id_of, link.writes)):
                     waits = f"it reads a table of query {link.stage!r}, which has not made its cut"
                 continue
-            for edge in self._edges(stage, batch, offsets, writer=link.stage, outputs=outputs):
+            feeds = mine.feeds if mine is not None else ()
+            edges = self._edges(stage, batch, offsets, feeds=feeds, writer=link.stage, outputs=outputs)
+            for edge in edges:
                 if edge.stand(self._log(edge.table)) is Stand.BEHIND:
                     waits = edge.said()
                 elif why := why_not_aligned(edge, self._log(edge.table)):
@@ -163,7 +168,10 @@ class Chain:
             if not link.part.offsets:
                 return Unread(_absent(link.stage, f"query {link.stage!r} has recorded no batch"), True)
             offsets, batch = parse_offsets(link.part.offsets), link.part.cut_batch
-            for edge in self._edges(link.stage, batch, offsets, writer=stage, outputs=outputs):
+            edges = self._edges(
+                link.stage, batch, offsets, feeds=link.part.feeds, writer=stage, outputs=outputs
+            )
+            for edge in edges:
                 if why := why_not_aligned(edge, self._log(edge.table)):
                     return Unread(_absent(link.stage, why), True)
         return None
@@ -200,11 +208,20 @@ class Chain:
         batch: BatchId,
         offsets: OffsetFile,
         *,
+        feeds: tuple[str, ...],
         writer: StageId,
         outputs: Iterable[OutputVersion],
     ) -> Iterator[Edge]:
         for output in (output for output in outputs if output.kind == WATCHED):
-            edge = edge_between(reader, batch, offsets, writer=writer, output=output, storage=self._storage)
+            edge = edge_between(
+                reader,
+                batch,
+                offsets,
+                feeds=feeds,
+                writer=writer,
+                output=output,
+                storage=self._storage,
+            )
             if edge is not None:
                 yield edge
 

@@ -71,6 +71,8 @@ class StageFacts:
     dropped_late: Callable[[], int]
     functions: tuple[str, ...] = ()
     """As `PlanFacts.functions`."""
+    feeds: tuple[str, ...] = ()
+    """As `StageSnapshot.feeds`."""
 
 
 class Snapshotter:
@@ -216,6 +218,7 @@ class Snapshotter:
             dropped_late=facts.dropped_late(),
             static_tables=facts.static_tables,
             lookups=taken.lookups,
+            feeds=facts.feeds,
             timings=Timings(
                 taken.start_delay_ms,
                 taken.alignment_ms,

@@ -41,14 +41,19 @@ class LogCommit:
     """How many files a stream of the change data feed reads of it: those of the feed; if it has none, the
     files that it adds or removes to change the table's rows."""
 
-    def is_last(self, index: int) -> bool:
+    def is_last(self, index: int, feed: bool = False) -> bool:
         """Say whether no stream has a file of the commit left to read after the one at an index.
 
-        Delta counts the files from 0, in the order of the log. A checkpoint does not say whether its source
-        is plain or reads the feed, so neither may have one. A plain source moves on to the next version by
-        itself; one of the feed stays at the last file of the feed until there is a next version.
+        Delta counts the files from 0, in the order of the log. A checkpoint of Spark does not say whether its
+        source is plain or reads the feed, so neither may have one unless it is known. A plain source moves on
+        to the next version by itself; one of the feed stays at the last file of the feed until there is a
+        next version.
+
+        Args:
+            index: of the last file that was read.
+            feed: whether it is known that the stream reads the feed.
         """
-        return index + 1 >= max(self.read_plain, self.read_as_feed)
+        return index + 1 >= (self.read_as_feed if feed else max(self.read_plain, self.read_as_feed))
 
 
 def log_file(version: int) -> str:

@@ -36,7 +36,7 @@ from spark_abs.settings_keywords import JobSettings
 from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.snapshots.table_edges import misaligned
 from spark_abs.spark.driver import hush, sleep_until_stopped
-from spark_abs.spark.plans import active_query, refuse_unsupported_session
+from spark_abs.spark.plans import active_query, feeds_read, refuse_unsupported_session
 from spark_abs.spark.session import check_session
 from spark_abs.stages.chain import Chain, Link
 from spark_abs.stages.consumers import Consumers
@@ -288,6 +288,8 @@ class _Host:
         uses = Uses(stage, native.tables_read(batch), tuple(table.uri for table in tables))
         guest = _Guest(self._runner(wrapped, session, tables), native.query_id(), uses)
         guest.runner.find_query = partial(active_query, self._spark, guest.query)
+        query = guest.runner.find_query()
+        feeds = feeds_read(query) if query is not None else ()
         with self._lock:
             if self._left:
                 return None
@@ -299,9 +301,11 @@ class _Host:
             control.update(lambda state: remember(ledger.attach(state, found), stage))
             self._guests[stage] = guest
             self._dormant.pop(stage, None)
-            self._chain.put(Link(stage, uses.reads, uses.tables, runs=partial(self._is_active, guest)))
+            runs = partial(self._is_active, guest)
+            self._chain.put(Link(stage, uses.reads, uses.tables, feeds, runs=runs))
             self._warn_of_others(uses)  # after it was added: of two that come at once one sees the other
-            self._snapshots.register(stage, StageFacts({}, lambda: 0), guest.runner.batch_lock.wake)
+            facts = StageFacts({}, lambda: 0, feeds=feeds)
+            self._snapshots.register(stage, facts, guest.runner.batch_lock.wake)
             welcomed = self._coordination.join(guest.runner)
         if not self._coordination.await_done(welcomed):
             self.raise_failure()
@@ -338,7 +342,7 @@ class _Host:
         said = "query %s does not run: new checkpoints contain its part of checkpoint %s until it starts"
         log.info(said, part.stage, part.carried)
         uses = Uses.of_part(part)
-        self._chain.put(Link(part.stage, uses.reads, uses.tables, part))
+        self._chain.put(Link(part.stage, uses.reads, uses.tables, part=part))
         return DormantStage(part, self._events.put)
 
     def raise_failure(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,14 +17,17 @@ import spark_abs
 from spark_abs.manifest import Manifest
 from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.restore import steps
-from spark_abs.snapshots.table_edges import edges_of, misaligned
+from spark_abs.snapshots.table_edges import commits_at, edges_of, misaligned
 from spark_abs.store.root import Root
 from tests.job_support import Feed
-from tests.wrapped_support import SCHEMA, begin, command, holds, ids, stop, wait
+from tests.wrapped_support import SCHEMA, append_to, begin, command, holds, ids, stop, wait
 
 
 class Line:
     """Queries one behind the other: each reads the table of the one before, the first one files."""
+
+    where = "true"
+    """Which of its rows."""
 
     def __init__(self, spark: SparkSession, base: Path, *names: str, **options: str) -> None:
         self.spark, self.names, self.options = spark, names, options
@@ -37,10 +40,14 @@ class Line:
         if not place:
             return self.feed.stream()
         read = self.spark.readStream.format("delta").options(**self.options)
-        return read.load(self.tables[self.names[place - 1]]).select("id")
+        return read.load(self.tables[self.names[place - 1]]).where(self.where).select("id")
 
     def start(self, name: str, every: str = "0 seconds", timeout: str = "10m") -> StreamingQuery:
-        return begin(self.frame(name), self.root, name, self.tables[name], every=every, timeout=timeout)
+        table, write = self.tables[name], self.function(name)
+        return begin(self.frame(name), self.root, name, table, every=every, timeout=timeout, function=write)
+
+    def function(self, name: str) -> Callable[[DataFrame, int], None]:
+        return append_to(self.tables[name])
 
     @contextmanager
     def running(self, until: list[int]) -> Iterator[list[StreamingQuery]]:
@@ -74,6 +81,32 @@ class Line:
 
     def checkpoints(self) -> list[Manifest]:
         return list(Checkpoints.open(Root(self.root), "queries").load_all())
+
+
+class MergedLine(Line):
+    """The first query merges: its commits add more files than they have files of changes."""
+
+    where = "_change_type = 'insert'"
+
+    def function(self, name: str) -> Callable[[DataFrame, int], None]:
+        table = self.tables[name]
+        if self.names.index(name):
+            return append_to(table)
+
+        def merge(batch: DataFrame, number: int) -> None:
+            session = batch.sparkSession
+            if number == 0:
+                append_to(table)(batch, number)
+                return
+            session.conf.set("spark.sql.shuffle.partitions", 8)
+            session.conf.set("spark.sql.adaptive.coalescePartitions.enabled", "false")
+            batch.createOrReplaceTempView("new")
+            session.sql(
+                f"MERGE INTO delta.`{table}` old USING new ON old.id = new.id "
+                "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+            )
+
+        return merge
 
 
 @pytest.fixture
@@ -153,6 +186,32 @@ def test_three_in_a_line_that_do_not_fail_at_changes(
         line.feed.write({"id": 8 + at})
         with line.running(list(range(1, 9 + at))):
             pass
+
+
+@pytest.mark.long
+def test_the_feed_of_a_table_that_is_merged_is_read_to_its_end(
+    spark: SparkSession, tmp_path: Path, feeds: None
+) -> None:
+    """Delta leaves the reader at the last file of changes, of which a merge has fewer than it adds files."""
+    line = MergedLine(spark, tmp_path, "writes", "reads", readChangeFeed="true")
+    line.feed.write(*({"id": number} for number in range(20)))
+    with line.running(list(range(20))) as queries:
+        for number in (20, 21):
+            line.feed.write({"id": 0}, {"id": number})
+            line.wait_for(list(range(number + 1)), queries)
+        assert command(line.root, "good", queries[0]).ok
+        line.feed.write({"id": 1}, {"id": 22})
+        line.wait_for(list(range(23)), queries)
+    good = next(one for one in line.checkpoints() if one.name == "good")
+    (edge,) = edges_of(good.stages, Root(line.root).storage)
+    merged = commits_at(Root(line.root).storage, edge.table)(edge.version)
+    assert merged is not None
+    assert merged.read_plain > merged.read_as_feed
+    spark_abs.open(line.root).restore("good")
+    assert ids(line.tables["writes"]) == ids(line.tables["reads"]) == list(range(22))
+    line.feed.write({"id": 2}, {"id": 23})
+    with line.running(list(range(24))):
+        pass
 
 
 @pytest.mark.long

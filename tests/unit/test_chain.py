@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from spark_abs.stages.batch_lock import BatchLock
 from spark_abs.stages.chain import Chain, Link
 from spark_abs.stages.dormant import DormantStage
 from spark_abs.stages.table_cuts import TableCuts
+from spark_abs.store.log import log_file
 from spark_abs.store.storage import Storage
 from spark_abs.wrapped.tables import Uses, refuse_together
 
@@ -51,6 +53,17 @@ class Line:
 
     def append(self) -> None:
         write_deltalake(self.table, pa.table({"id": pa.array([1], pa.int64())}), mode="append")
+
+    def merge(self, changes: int, adds: int) -> None:
+        """Commit as Delta's MERGE does: rewritten files, and those of the change feed."""
+        file: dict[str, object] = {"partitionValues": {}, "size": 1, "dataChange": True}
+        actions: list[dict[str, object]] = [{"commitInfo": {"operation": "MERGE", "timestamp": 1}}]
+        gone = DeltaTable(self.table).file_uris()[0].rpartition("/")[2]
+        actions.append({"remove": {"path": gone, "dataChange": True, "deletionTimestamp": 1}})
+        actions += [{"add": {**file, "path": f"a{n}", "modificationTime": 1}} for n in range(adds)]
+        actions += [{"cdc": {**file, "path": f"c{n}", "dataChange": False}} for n in range(changes)]
+        version = DeltaTable(self.table).version() + 1
+        Path(self.table, log_file(version)).write_text("\n".join(map(json.dumps, actions)))
 
     def offsets(self, version: int, index: int = -100, initial: bool = False) -> str:
         plain = {
@@ -126,6 +139,28 @@ def test_a_position_at_the_last_file_of_the_feed_counts_as_behind_it(line: Line)
     assert line.read_to(1, 0)
 
 
+@pytest.mark.parametrize("feeds", [True, False])
+def test_a_position_at_the_last_change_of_a_merge_is_behind_it_if_the_reader_is_known_to_read_the_feed(
+    line: Line, feeds: bool
+) -> None:
+    """The merge adds more files than it has files of changes: a plain stream would read the second, too."""
+    line.chain.put(Link(R, frozenset([line.id]), (), (line.id,) if feeds else ()))
+    line.merge(changes=1, adds=2)
+    line.write_cut()
+    assert line.read_to(2, 0) == feeds
+    writer = StageSnapshot(W, BatchId(4), outputs=(line.output(),))
+    reader = replace(line.part(line.offsets(2, 0)), feeds=(line.id,) if feeds else ())
+    assert (misaligned([writer, reader], STORAGE) == "") == feeds
+
+
+def test_a_reader_of_a_feed_that_does_not_run_is_judged_as_one(line: Line) -> None:
+    line.merge(changes=1, adds=2)
+    part = replace(line.part(line.offsets(2, 0)), feeds=(line.id,))
+    line.chain.put(Link(R, frozenset([line.id]), (), part=part))
+    line.write_cut()
+    assert line.writer_may_begin()
+
+
 def test_rows_that_others_have_inserted_after_the_cut_end_the_checkpoint(line: Line) -> None:
     line.write_cut()
     line.append()
@@ -155,7 +190,7 @@ def test_a_writer_waits_for_a_reader_that_is_slow_but_not_for_ever(tmp_path: Pat
 def test_a_reader_that_does_not_run_is_judged_by_its_recorded_part(tmp_path: Path) -> None:
     for at, version in enumerate((2, 1)):
         line = Line(tmp_path / str(at), timeout_ms=0)
-        line.chain.put(Link(R, frozenset([line.id]), (), line.part(line.offsets(version))))
+        line.chain.put(Link(R, frozenset([line.id]), (), part=line.part(line.offsets(version))))
         line.write_cut()
         if version == 2:
             assert line.writer_may_begin()

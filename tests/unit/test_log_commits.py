@@ -57,6 +57,7 @@ def test_a_commit_is_read_whole_where_neither_kind_of_stream_has_a_file_left(
 ) -> None:
     left = [files[index + 1 :] for files in (plain_files(actions), feed_files(actions))]
     assert committed(actions).is_last(index) == (left == [[], []])
+    assert committed(actions).is_last(index, feed=True) == (left[1] == [])
 
 
 @pytest.mark.parametrize(

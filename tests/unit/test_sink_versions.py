@@ -286,7 +286,9 @@ def test_rows_of_others_before_the_mark_of_a_restore_are_behind_what_it_has_undo
     before = DeltaTable(job.table).version()
     others(job, 1)
     mark = CommitProperties(said, app_transactions=[Transaction(writer.restore_app, int(cut))])
-    write_deltalake(job.table, pa.table({"n": pa.array([], pa.int64())}), mode="append", commit_properties=mark)
+    write_deltalake(
+        job.table, pa.table({"n": pa.array([], pa.int64())}), mode="append", commit_properties=mark
+    )
     sink = DeltaSink(job.root, job.table, writer=writer, run=RunId(2), session=no_session)
     own = Own(state.job, state.root, state.unnamed)
     assert sink.restore_to(cut, own, undo_others=True) == before

@@ -126,6 +126,7 @@ def test_a_manifest_of_every_version_is_read_whole(example: Path) -> None:
             output.setdefault("name", "")
         stage.setdefault("carried", None)
         stage.setdefault("directory", "")
+        stage.setdefault("feeds", [])
         stage.setdefault("lookups", [])
         stage["timings"] = {**later, **stage["timings"]}
         stage["positions"] = [

@@ -333,7 +333,7 @@ class DeltaSink:
                 )
 
     def _undone_until(self, version: Version) -> Version:
-        """Return the version that has undone what came after `version`; the restore of the attempt is done."""
+        """Return the version that has undone what came after `version`, by a restore that is done."""
         later = takewhile(lambda entry: entry[0] > version, self.log.backwards())
         found = [number for number, note in later if note is not None and note.restored is not None]
         for one in found:
