@@ -164,7 +164,8 @@ class Chain:
         for link in late:
             if link.part is None:
                 said = waits.get(link.stage) or f"query {link.stage!r} has not ended its batch"
-                return Unread(said, not link.runs())
+                runs = link.runs()
+                return Unread(said if runs else _absent(link.stage, said), not runs)
             if not link.part.offsets:
                 return Unread(_absent(link.stage, f"query {link.stage!r} has recorded no batch"), True)
             offsets, batch = parse_offsets(link.part.offsets), link.part.cut_batch
@@ -227,5 +228,8 @@ class Chain:
 
 
 def _absent(stage: StageId, why: str) -> str:
-    """Say of a query that does not run what helps."""
-    return f"{why}; {stage!r} does not run: start it, or run `spark-abs forget ROOT {stage}`"
+    """Say what helps if a query does not run; one that waits for its first batch is not known to run."""
+    return (
+        f"{why}; {stage!r} does not run, or has begun no batch yet: start it, or if it is gone for good, run "
+        f"`spark-abs forget ROOT {stage}`"
+    )
