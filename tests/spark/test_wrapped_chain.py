@@ -17,8 +17,10 @@ import spark_abs
 from spark_abs.manifest import Manifest
 from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.restore import steps
+from spark_abs.sinks.delta import spark_writer
 from spark_abs.snapshots.table_edges import commits_at, edges_of, misaligned
 from spark_abs.store.root import Root
+from spark_abs.store.table import Table
 from tests.job_support import Feed
 from tests.wrapped_support import SCHEMA, append_to, begin, command, holds, ids, stop, wait
 
@@ -190,9 +192,12 @@ def test_three_in_a_line_that_do_not_fail_at_changes(
 
 @pytest.mark.long
 def test_the_feed_of_a_table_that_is_merged_is_read_to_its_end(
-    spark: SparkSession, tmp_path: Path, feeds: None
+    spark: SparkSession, tmp_path: Path, feeds: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Delta leaves the reader at the last file of changes, of which a merge has fewer than it adds files."""
+    """Delta leaves the reader at the last file of changes, of which a merge has fewer than it adds files.
+
+    Such a table goes back by two commits, and a row that others add between them is read, too.
+    """
     line = MergedLine(spark, tmp_path, "writes", "reads", readChangeFeed="true")
     line.feed.write(*({"id": number} for number in range(20)))
     with line.running(list(range(20))) as queries:
@@ -207,10 +212,20 @@ def test_the_feed_of_a_table_that_is_merged_is_read_to_its_end(
     merged = commits_at(Root(line.root).storage, edge.table)(edge.version)
     assert merged is not None
     assert merged.read_plain > merged.read_as_feed
-    spark_abs.open(line.root).restore("good")
-    assert ids(line.tables["writes"]) == ids(line.tables["reads"]) == list(range(22))
+
+    def mark_late(session: SparkSession, table: Table, stamp: spark_writer.Stamp) -> None:
+        if stamp.app.endswith("/restore"):
+            spark.range(90, 91).write.format("delta").mode("append").save(table.uri)
+        mark(session, table, stamp)
+
+    mark = spark_writer.mark
+    with monkeypatch.context() as patch:
+        patch.setattr(spark_writer, "mark", mark_late)
+        spark_abs.open(line.root).restore("good")
+    assert ids(line.tables["reads"]) == list(range(22))
+    assert ids(line.tables["writes"]) == [*range(22), 90]
     line.feed.write({"id": 2}, {"id": 23})
-    with line.running(list(range(24))):
+    with line.running([*range(24), 90]):
         pass
 
 
