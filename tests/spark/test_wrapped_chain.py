@@ -201,12 +201,11 @@ def test_the_feed_of_a_table_that_is_merged_is_read_to_its_end(
     line = MergedLine(spark, tmp_path, "writes", "reads", readChangeFeed="true")
     line.feed.write(*({"id": number} for number in range(20)))
     with line.running(list(range(20))) as queries:
-        for number in (20, 21):
-            line.feed.write({"id": 0}, {"id": number})
-            line.wait_for(list(range(number + 1)), queries)
+        line.feed.write({"id": 0}, {"id": 20})
+        line.wait_for(list(range(21)), queries)
         assert command(line.root, "good", queries[0]).ok
-        line.feed.write({"id": 1}, {"id": 22})
-        line.wait_for(list(range(23)), queries)
+        line.feed.write({"id": 1}, {"id": 21})
+        line.wait_for(list(range(22)), queries)
     good = next(one for one in line.checkpoints() if one.name == "good")
     (edge,) = edges_of(good.stages, Root(line.root).storage)
     merged = commits_at(Root(line.root).storage, edge.table)(edge.version)
@@ -214,7 +213,7 @@ def test_the_feed_of_a_table_that_is_merged_is_read_to_its_end(
     assert merged.read_plain > merged.read_as_feed
 
     def mark_late(session: SparkSession, table: Table, stamp: spark_writer.Stamp) -> None:
-        if stamp.app.endswith("/restore"):
+        if stamp.app.endswith("/restore") and table.uri.endswith("/out-writes"):
             spark.range(90, 91).write.format("delta").mode("append").save(table.uri)
         mark(session, table, stamp)
 
@@ -222,10 +221,10 @@ def test_the_feed_of_a_table_that_is_merged_is_read_to_its_end(
     with monkeypatch.context() as patch:
         patch.setattr(spark_writer, "mark", mark_late)
         spark_abs.open(line.root).restore("good")
-    assert ids(line.tables["reads"]) == list(range(22))
-    assert ids(line.tables["writes"]) == [*range(22), 90]
-    line.feed.write({"id": 2}, {"id": 23})
-    with line.running([*range(24), 90]):
+    assert ids(line.tables["reads"]) == list(range(21))
+    assert ids(line.tables["writes"]) == [*range(21), 90]
+    line.feed.write({"id": 2}, {"id": 22})
+    with line.running([*range(23), 90]):
         pass
 
 
