@@ -6,11 +6,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException
 
 from spark_abs.errors import UsageError
@@ -115,7 +115,7 @@ def repeatable(frame: DataFrame) -> bool:
     as deterministic unless it is declared with `asNondeterministic`.
     """
     plan = frame._jdf.queryExecution().analyzed()
-    leaves = (node.getClass().getSimpleName() for node in nodes(plan) if not node.children().size())
+    leaves = (_class(node) for node in nodes(plan) if not node.children().size())
     return bool(plan.deterministic()) and all(name in _GIVEN for name in leaves)
 
 
@@ -182,7 +182,7 @@ def read_tables(frame: DataFrame) -> tuple[ReadTable, ...]:
 def is_delta_stream(frame: DataFrame) -> bool:
     """Say whether a streaming frame only reads a Delta table."""
     node = _below_alias(frame)[0]
-    if node.getClass().getSimpleName() != "StreamingRelation":
+    if _class(node) != "StreamingRelation":
         return False
     return str(node.dataSource().className()).lower() in _DELTA
 
@@ -201,7 +201,7 @@ def read_anew(frame: DataFrame) -> DataFrame:
 def _below_alias(frame: DataFrame) -> tuple[Any, str | None]:
     """Return the relation below a frame's aliases, and the outermost alias."""
     plan, alias = frame._jdf.queryExecution().analyzed(), None
-    while plan.getClass().getSimpleName() == "SubqueryAlias":
+    while _class(plan) == "SubqueryAlias":
         plan, alias = plan.child(), alias or str(plan.alias())
     return plan, alias
 
@@ -243,7 +243,7 @@ def channel_of(node: Any) -> ChannelId | None:
 
 def _streamed_tables(node: Any) -> tuple[str, ...]:
     """Return the path of a Delta table that is read as a stream, by path or by name."""
-    if node.getClass().getSimpleName() != "StreamingRelation":
+    if _class(node) != "StreamingRelation":
         return ()
     source = node.dataSource()
     path = source.options().get("path")
@@ -253,22 +253,20 @@ def _streamed_tables(node: Any) -> tuple[str, ...]:
 def _watermark(spark: SparkSession, node: Any) -> Watermark:
     jvm: Any = spark._jvm
     delay = jvm.org.apache.spark.sql.catalyst.plans.logical.EventTimeWatermark.getDelayMs(node.delay())
-    below = (
-        channel_of(leaf) for leaf in nodes(node) if leaf.getClass().getSimpleName() == "StreamingRelationV2"
-    )
+    below = (channel_of(leaf) for leaf in nodes(node) if _class(leaf) == "StreamingRelationV2")
     column = str(node.eventTime().toString()).partition("#")[0].lstrip("'")
     return Watermark(column, int(delay), tuple(c for c in below if c is not None))
 
 
 def _delta_index(spark: SparkSession, node: Any) -> Any | None:
     """Return Delta's file index if a node is a Delta table read as a static frame."""
-    if node.getClass().getSimpleName() != "LogicalRelation" or node.isStreaming():
+    if _class(node) != "LogicalRelation" or node.isStreaming():
         return None
     jvm: Any = spark._jvm
     if not jvm.py4j.reflection.TypeUtil.isInstanceOf(_FILES, node.relation()):
         return None
     index = node.relation().location()
-    return index if index.getClass().getSimpleName() == "TahoeLogFileIndex" else None
+    return index if _class(index) == "TahoeLogFileIndex" else None
 
 
 def refuse_unsupported_session(spark: SparkSession) -> None:
@@ -320,17 +318,21 @@ def active_query(spark: SparkSession, query_id: str) -> Any | None:
 
 
 def feeds_read(query: Any) -> tuple[str, ...]:
-    """Return the ids of the Delta tables of which a query in a batch reads the change feed alone.
+    """Return the ids of the Delta tables of which a query in a batch is known to read the change feed alone.
 
     Args:
         query: the query's object in the JVM.
     """
-    plan = query.logicalPlan()
-    leaves = (n for n in nodes(plan) if n.getClass().getSimpleName() == "StreamingExecutionRelation")
-    sources = [leaf.source() for leaf in leaves]
-    delta = [source for source in sources if source.getClass().getSimpleName() == "DeltaSource"]
-    read = [(str(source.tableId()), bool(source.options().readChangeFeed())) for source in delta]
+    read: list[tuple[str, bool]] = []
+    with suppress(Py4JError):  # another Delta than the open one: then it is not known
+        leaves = (n for n in nodes(query.logicalPlan()) if _class(n) == "StreamingExecutionRelation")
+        delta = [source for leaf in leaves if _class(source := leaf.source()) == "DeltaSource"]
+        read = [(str(source.tableId()), bool(source.options().readChangeFeed())) for source in delta]
     return tuple(sorted({table for table, _ in read} - {table for table, feed in read if not feed}))
+
+
+def _class(of: Any) -> str:
+    return str(of.getClass().getSimpleName())
 
 
 def executor_count(spark: SparkSession) -> int:
