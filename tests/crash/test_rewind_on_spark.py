@@ -243,7 +243,7 @@ def called(base: Path, *arguments: str) -> str:
     command = [sys.executable, "-m", "spark_abs", "rewind", *arguments]
     command += ["--checkpoints", f"{base}/c/*", "--tables", f"{base}/t/*"]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
     return done.stdout
 
 
