@@ -240,11 +240,12 @@ def _read(place: Place, name: str, fenced_by: str) -> QueryFacts:
 
 
 def _ended(batch: int, committed: Mapping[int, int], offsets: Mapping[int, OffsetFile]) -> int:
-    """Return when a batch had ended: the plan of the next batch has a date, which a copied file has not."""
-    following = offsets.get(batch + 1)
-    if following is None or not following.timestamp_ms:
-        return committed[batch]
-    return min(committed[batch], following.timestamp_ms)
+    """Return when a batch had ended: the plan of the next batch has a date, which a copied file has not.
+
+    What a rewind puts in the place of the next batch has the date of this one.
+    """
+    begun, following = (offsets[b].timestamp_ms if b in offsets else 0 for b in (batch, batch + 1))
+    return min(committed[batch], following) if following > begun else committed[batch]
 
 
 def _others(place: Place) -> tuple[str, ...]:
