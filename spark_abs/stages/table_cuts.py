@@ -12,7 +12,7 @@ from spark_abs.protocol.messages import Declined
 from spark_abs.run_context import RunContext
 from spark_abs.snapshots.layout import OffsetFile
 from spark_abs.stages.batch_lock import BatchLock
-from spark_abs.stages.chain import Chain
+from spark_abs.stages.chain import Chain, Unread
 from spark_abs.stages.dormant import DormantStage
 from spark_abs.store.clock import steady_ms
 
@@ -80,7 +80,7 @@ class TableCuts:
         for number, why in self._chain.missed(self._stage).items():
             yield self._declined(number, why)
         for number, wait in list(self._waits.items()):
-            unread = self._chain.unread(self._stage, number)
+            unread = self._unread_at(self._chain, number)
             if unread is None:
                 self._waits.pop(number, None)
                 if not wait.exact:
@@ -90,6 +90,12 @@ class TableCuts:
             patience_ms = _GRACE_MS if unread.hopeless else _PATIENCE_MS
             if waited_ms >= min(patience_ms, self._ctx.settings.timeout_ms):
                 yield self._declined(number, f"{unread.said}; it has waited for that for {waited_ms} ms")
+
+    def _unread_at(self, chain: Chain, checkpoint: CheckpointId) -> Unread | None:
+        try:
+            return chain.unread(self._stage, checkpoint)
+        except OSError as error:  # no reason to end the run: it is looked at again
+            return Unread(f"the log of a table could not be read: {error}", False)
 
     def _declined(self, checkpoint: CheckpointId, why: str) -> Declined:
         return Declined(steady_ms(), checkpoint, self._stage, AbortReason.DECLINED, why)

@@ -24,6 +24,7 @@ from spark_abs.stages.table_cuts import TableCuts
 from spark_abs.store.log import log_file
 from spark_abs.store.storage import Storage
 from spark_abs.wrapped.tables import Uses, refuse_together
+from tests.failing_storage import fail_reads
 
 W, R, FIRST, SECOND = StageId("writes"), StageId("reads"), CheckpointId(1), CheckpointId(2)
 STORAGE = Storage()
@@ -198,6 +199,18 @@ def test_a_reader_that_does_not_run_is_judged_by_its_recorded_part(tmp_path: Pat
             assert line.declined(W).startswith("query 'reads' has read ")
             assert "'reads' does not run, or has begun no batch yet: start it, or " in line.declined(W)
             assert "run `spark-abs forget ROOT reads`" in line.declined(W)
+
+
+def test_a_log_that_cannot_be_read_now_is_looked_at_again(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    DeltaTable(line.table).optimize.compact()
+    line.chain.put(Link(R, frozenset([line.id]), (), part=line.part(line.offsets(2))))
+    line.write_cut()
+    with monkeypatch.context() as patch:
+        fail_reads(patch, lambda path: path.endswith(log_file(2)))
+        assert not line.writer_may_begin()
+    assert line.writer_may_begin()
 
 
 def test_a_reader_that_has_stopped_in_order_may_be_at_its_cut(tmp_path: Path) -> None:
