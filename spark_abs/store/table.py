@@ -190,16 +190,15 @@ class Table:
     def _is_newest(self) -> bool:
         """Say whether the loaded version is surely the newest, without a listing of the log.
 
-        `trim_log`, which alone deletes files of this package's logs, deletes the oldest first: if the files
-        of the loaded version and of the one before are there after that of the next was not, the next was
-        never written. The one before tells a loaded version that this process has itself written so late
-        that the log was trimmed beyond it.
+        `trim_log`, which alone deletes files of this package's logs, deletes the oldest first: if the file
+        of the version before the loaded one is there after that of the next was not, the next was never
+        written. That of the loaded one proves less: this process may have written it so late that the log
+        was trimmed beyond it.
         """
         return (
             self._looks_first
-            and not self.written(Version(self.version + 1))
-            and bool(self.written(self.version))
             and self.version > 0
+            and not self.written(Version(self.version + 1))
             and bool(self.written(Version(self.version - 1)))
         )
 
