@@ -26,7 +26,7 @@ from bench.nexmark_events import SCHEMAS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_STATES, _CATEGORY = ("OR", "ID", "CA"), 10
+_STATES, CATEGORY = ("OR", "ID", "CA"), 10
 _LATE = "5 seconds"
 
 Tables = Mapping[str, pd.DataFrame]
@@ -81,7 +81,7 @@ def _q1_expected(tables: Tables) -> pd.DataFrame:
 def sellers(persons: DataFrame, auctions: DataFrame) -> DataFrame:
     """Join persons of three states with their auctions of one category."""
     near = persons.where(F.col("state").isin(*_STATES)).withColumnRenamed("id", "person")
-    sold = auctions.where(F.col("category") == _CATEGORY)
+    sold = auctions.where(F.col("category") == CATEGORY)
     return sold.join(near, F.expr("seller = person")).select("name", "state", "id")
 
 
@@ -91,7 +91,7 @@ def _q3(job: spark_abs.Job, sources: Mapping[str, spark_abs.Output]) -> spark_ab
 
 def _q3_expected(tables: Tables) -> pd.DataFrame:
     persons, auctions = tables["person"], tables["auction"]
-    joined = auctions[auctions["category"] == _CATEGORY].merge(
+    joined = auctions[auctions["category"] == CATEGORY].merge(
         persons[persons["state"].isin(_STATES)], left_on="seller", right_on="id", suffixes=("", "_person")
     )
     return joined[["name", "state", "id"]]

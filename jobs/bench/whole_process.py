@@ -24,7 +24,7 @@ from rich.console import Console
 import spark_abs
 from bench import nexmark_events
 from bench.figures import Figure, figure, ratios, wait
-from bench.nexmark_queries import euros, once, same_window, sellers
+from bench.nexmark_queries import CATEGORY, QUERIES, euros, once, same_window, sellers
 from bench.session import session
 from bench.starting import DEFAULT_POLLING_DELAY
 
@@ -54,7 +54,7 @@ def _some(bids: DataFrame) -> DataFrame:
 
 def _offered(bids: DataFrame, auctions: DataFrame) -> DataFrame:
     """Join bids with their auctions in one category: query 20 without its other columns."""
-    of_category = auctions.where(F.col("category") == 10).select("id", "seller")
+    of_category = auctions.where(F.col("category") == CATEGORY).select("id", "seller")
     return bids.join(of_category, F.expr("auction = id")).select("auction", "bidder", "price", "seller")
 
 
@@ -121,17 +121,16 @@ def _expected(base: Path) -> Mapping[str, int]:
 
 def _count(directory: Path) -> Mapping[str, int]:
     """Count the rows of the last tables with pandas."""
-    person, auction, bid = (pq.read_table(directory / kind).to_pandas() for kind in KINDS)
-    chosen = auction[auction["category"] == 10]
-    near = person[person["state"].isin(["OR", "ID", "CA"])]
-    windows = [frame.assign(window=frame["at"].dt.floor("10s")) for frame in (person, auction)]
-    new = windows[0].merge(windows[1], left_on=["id", "window"], right_on=["seller", "window"])
+    tables = {kind: pq.read_table(directory / kind).to_pandas() for kind in KINDS}
+    auction, bid = tables["auction"], tables["bid"]
+    chosen = auction[auction["category"] == CATEGORY]
+    expected = {query.name: query.expected for query in QUERIES}
     return {
-        "euros": len(bid),
+        "euros": len(expected["q1"](tables)),
         "some": int((bid["auction"] % 123 == 0).sum()),
         "offered": len(bid.merge(chosen, left_on="auction", right_on="id")),
-        "sellers": len(chosen.merge(near, left_on="seller", right_on="id")),
-        "new_users": len(new.drop_duplicates(["id_x", "window"])),
+        "sellers": len(expected["q3"](tables)),
+        "new_users": len(expected["q8"](tables)),
     }
 
 
