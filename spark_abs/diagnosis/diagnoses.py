@@ -220,7 +220,9 @@ def _works_ms(stage: StageActivity, now_ms: int) -> int:
 
 
 def _slow_sinks(facts: Facts, _: Limits) -> Iterator[Diagnosis]:
+    """Yield the slowest first."""
     interval = facts.setting_ms("interval_ms")
+    found: list[tuple[int, Diagnosis]] = []
     for stage in facts.activities:
         now = facts.now_ms - stage.since_ms if stage.since_ms is not None else 0
         phase, what, took = stage.phase, stage.what, now
@@ -230,7 +232,7 @@ def _slow_sinks(facts: Facts, _: Limits) -> Iterator[Diagnosis]:
         if phase not in _OF_SINKS or interval is None or took < interval or 2 * took < whole:
             continue
         does = f"function {what!r}" if phase is Phase.CALLING else f"the commit to {what!r}"
-        yield Diagnosis(
+        slow = Diagnosis(
             "slow-sink",
             f"{does} of stage {stage.stage} takes {length(took)} of a batch of {length(whole)}; a checkpoint "
             f"begins every {length(interval)} and waits for it",
@@ -239,6 +241,9 @@ def _slow_sinks(facts: Facts, _: Limits) -> Iterator[Diagnosis]:
             typed(facts.root, "set", f"interval={_seconds(2 * whole)}"),
             stage.stage,
         )
+        found.append((took, slow))
+    for _took, slow in sorted(found, key=lambda one: -one[0]):
+        yield slow
 
 
 _OF_SINKS = (Phase.CALLING, Phase.COMMITTING)

@@ -234,6 +234,15 @@ def test_the_worst_comes_first_and_commands_take_the_root_as_it_is() -> None:
     assert found[2].command == "spark-abs set '/data/a shop' interval=24s"
 
 
+def test_of_two_slow_sinks_the_slower_comes_first() -> None:
+    """The other may be slow only since the machine is."""
+    short = doing(slowest_ms=14 * SECOND, longest=Longest(Phase.COMMITTING, "main", 11 * SECOND))
+    long = doing(slowest_ms=40 * SECOND, longest=Longest(Phase.CALLING, "mail", 30 * SECOND))
+    first, second = diagnoses(replace(HEALTHY, stages=(stage(short), stage(long))))
+    assert "function 'mail'" in first.said
+    assert "commit to 'main'" in second.said
+
+
 def kinds(facts: Facts) -> list[str]:
     return [one.kind for one in diagnoses(facts)]
 
