@@ -57,6 +57,7 @@ def begin(
     app: str = "",
     every: str = "0 seconds",
     timeout: str = "10m",
+    interval: str = "300ms",
     function: Callable[[DataFrame, int], None] | None = None,
 ) -> StreamingQuery:
     """Start a query that takes part in the checkpoints of a root.
@@ -70,11 +71,12 @@ def begin(
         app: its `txnAppId`; empty: that of the attempt.
         every: its trigger.
         timeout: of checkpoints, if it begins the run.
+        interval: of checkpoints, if it begins the run.
         function: writes the table; None: appends to it.
     """
     write = append_to(table, app) if function is None else function
     function = spark_abs.foreach_batch(
-        write, root=root, stage=stage, interval="300ms", timeout=timeout, tables=[table]
+        write, root=root, stage=stage, interval=interval, timeout=timeout, tables=[table]
     )
     location = spark_abs.checkpoint_location(root, stage, adopt=adopt)
     writer = frame.writeStream.foreachBatch(function).option("checkpointLocation", location)

@@ -317,6 +317,28 @@ def active_query(spark: SparkSession, query_id: str) -> Any | None:
     return queries.get(jvm.java.util.UUID.fromString(query_id))
 
 
+def session_of(spark: SparkSession, query: Any) -> SparkSession:
+    """Return the session in which a query was started.
+
+    Args:
+        spark: any session of the process.
+        query: the query's object in the JVM.
+    """
+    return type(spark)(spark.sparkContext, query.sparkSession())
+
+
+def checkpoint_of(query: Any) -> str:
+    """Return the checkpoint location of a query that has opened its sources; empty if it has only just begun.
+
+    Args:
+        query: the query's object in the JVM.
+    """
+    with suppress(Py4JError):
+        query.logicalPlan()  # an error in any other thread until the query's own has made it
+        return str(query.resolvedCheckpointRoot())
+    return ""
+
+
 def feeds_read(query: Any) -> tuple[str, ...]:
     """Return the ids of the Delta tables of which a query in a batch is known to read the change feed alone.
 

@@ -11,6 +11,7 @@ from spark_abs.errors import StageStopped
 from spark_abs.model import NO_BATCH, BatchId, CheckpointId
 
 _POLL_S = 0.05
+_STOPPED = "the stage is being stopped; the batch will be repeated by the next run"
 
 
 class BatchLock:
@@ -34,6 +35,8 @@ class BatchLock:
         self.await_stop: Callable[[], None] = lambda: None
         """Returns when the query of the stage is stopped, or raises the error by which Spark recognises a
         stop."""
+        self.is_stopped: Callable[[], bool] = lambda: False
+        """Says whether somebody else has stopped the query; asked while a batch waits."""
 
     @contextmanager
     def batch(self, number: BatchId, may_begin: Callable[[], bool]) -> Iterator[int]:
@@ -43,11 +46,12 @@ class BatchLock:
         the store: it is polled, and no other thread waits for it.
 
         Raises:
-            StageStopped: the stage is being stopped.
+            StageStopped: the stage, or its query, is being stopped.
         """
         began = time.monotonic()
         while not self._begun(number, may_begin()):
-            pass
+            if self.is_stopped():
+                raise StageStopped(_STOPPED)
         try:
             yield int((time.monotonic() - began) * 1000)
         finally:
@@ -58,7 +62,7 @@ class BatchLock:
         with self._change:
             if self._stopping:
                 self.refused = True
-                raise StageStopped("the stage is being stopped; the batch will be repeated by the next run")
+                raise StageStopped(_STOPPED)
             blocked = any(number > after for after in self._blocks.values())
             if permitted and not self._busy and not blocked:
                 self._busy = True

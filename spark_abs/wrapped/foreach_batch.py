@@ -1,8 +1,9 @@
 """Checkpoints for queries that users start themselves, with a wrapped batch function.
 
 A wrapped query is a stage with native inputs and a function as its only sink. The first batch of the first
-query at a root begins a run; the run ends with its last query. A query that does not run, and is part of the
-newest checkpoint, takes part as `DormantStage`.
+query at a root begins a run; the run ends with its last query. The others join with their first batch, or,
+if they are part of the newest checkpoint, as soon as they run; until then such a query takes part as
+`DormantStage`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
+from weakref import WeakValueDictionary
 
 from spark_abs.catalog.target import TableTarget
 from spark_abs.checkpointing.cleaner import CheckpointCleaner
@@ -24,7 +26,7 @@ from spark_abs.errors import AbsError, StageStopped, UsageError
 from spark_abs.logs import speak
 from spark_abs.manifest import StageShape, StageSnapshot
 from spark_abs.manifests.manifest_table import Checkpoints
-from spark_abs.model import MAIN_OUTPUT, BatchId, StageId, Version, checked_name
+from spark_abs.model import MAIN_OUTPUT, NO_BATCH, BatchId, StageId, Version, checked_name
 from spark_abs.plan.specs import BatchFunction, JobSpec, Output, SinkSpec, StageSpec
 from spark_abs.plan.tables import refuse_around_root
 from spark_abs.protocol import control as ledger
@@ -36,7 +38,13 @@ from spark_abs.settings_keywords import JobSettings
 from spark_abs.snapshots.state_storage import StateStorage
 from spark_abs.snapshots.table_edges import misaligned
 from spark_abs.spark.driver import hush, sleep_until_stopped
-from spark_abs.spark.plans import active_query, feeds_read, refuse_unsupported_session
+from spark_abs.spark.plans import (
+    active_query,
+    checkpoint_of,
+    feeds_read,
+    refuse_unsupported_session,
+    session_of,
+)
 from spark_abs.spark.session import check_session
 from spark_abs.stages.chain import Chain, Link
 from spark_abs.stages.consumers import Consumers
@@ -108,6 +116,7 @@ def foreach_batch(
     at = Root(root, Storage.of(wrapped_settings({}, settings)))
     declared = declare(tables, at.storage)
     wrapped = _Wrapped(function, at, StageId(checked_name(stage, "stage")), declared, settings)
+    _wrapped[at.uri, wrapped.stage] = wrapped
     return wrapped.run_batch
 
 
@@ -129,15 +138,37 @@ class _Wrapped:
             tables,
             settings,
         )
+        self._joining = threading.Lock()
         self._joined: tuple[_Host, StageRunner] | None = None
+        self.refused = False
+        """Whether it could not join between two batches: its next batch fails for the same reason."""
 
     def run_batch(self, frame: DataFrame, batch_id: int) -> None:
         """Join the root's run with the first batch, then run the batch as a stage does."""
-        if self._joined is None or not self._joined[0].has(self._joined[1]):
-            self._joined = self._join(frame.sparkSession, BatchId(batch_id))
-        host, runner = self._joined
+        with self._joining:
+            if not self._takes_part():
+                self._joined = self._join(frame.sparkSession, BatchId(batch_id))
+            assert self._joined is not None
+            host, runner = self._joined
         host.raise_failure()
         runner.run_batch(frame, batch_id)
+
+    def join_idle(self, host: _Host, session: SparkSession, batch: BatchId) -> None:
+        """Join a run after the query's last batch, unless its next batch does that; in the host's thread."""
+        if not self._joining.acquire(blocking=False):
+            return
+        try:
+            if not self._takes_part() and (runner := host.join(self, session, batch)) is not None:
+                self._joined = host, runner
+        except (AbsError, OSError) as error:
+            if host.native(self.stage).idle_at() == batch:
+                self.refused = True
+                log.warning("query %s cannot take part in checkpoints: %s", self.stage, error)
+        finally:
+            self._joining.release()
+
+    def _takes_part(self) -> bool:
+        return self._joined is not None and self._joined[0].has(self._joined[1])
 
     def _join(self, session: SparkSession, batch: BatchId) -> tuple[_Host, StageRunner]:
         """Join the root's run; wait for the end of a run that no query was left in, and begin the next."""
@@ -152,6 +183,8 @@ class _Wrapped:
             host.await_end()
 
 
+_wrapped: WeakValueDictionary[tuple[str, StageId], _Wrapped] = WeakValueDictionary()
+"""The newest query of each root and name, while Spark has its function."""
 _hosts: dict[str, _Host] = {}
 _hosts_lock = threading.Lock()
 
@@ -259,7 +292,12 @@ class _Host:
         self._termination.over.wait()
 
     def join(self, wrapped: _Wrapped, session: SparkSession, batch: BatchId) -> StageRunner | None:
-        """Add a query with its first batch of this run, in place of its recorded part.
+        """Add a query, in place of its recorded part, with its first batch of this run or between batches.
+
+        Args:
+            wrapped: the query.
+            session: its session.
+            batch: the newest batch that it has planned.
 
         Returns:
             Its runner; None if the run is ending because no query was left.
@@ -273,7 +311,7 @@ class _Host:
             StageStopped: the run is stopping its queries.
         """
         ctx, stage, storage = self._ctx, wrapped.stage, self._ctx.root.storage
-        native = NativeLog(ctx.native(stage))
+        native = self.native(stage)
         if native.newest_planned() != batch:
             raise UsageError(
                 f"query {stage!r} does not run on spark_abs.checkpoint_location(root, {stage!r}) of attempt "
@@ -290,6 +328,7 @@ class _Host:
         guest.runner.find_query = partial(active_query, self._spark, guest.query)
         query = guest.runner.find_query()
         feeds = feeds_read(query) if query is not None else ()
+        guest.runner.batch_lock.is_stopped = partial(_is_stopped, query)
         with self._lock:
             if self._left:
                 return None
@@ -327,6 +366,10 @@ class _Host:
             if not self._watched:
                 self._watched = True
                 self._lifecycle.start()
+
+    def native(self, stage: StageId) -> NativeLog:
+        """Return the native checkpoint of a query."""
+        return NativeLog(self._ctx.native(stage))
 
     def has(self, runner: StageRunner) -> bool:
         """Say whether a runner takes part in this run."""
@@ -434,10 +477,34 @@ class _Host:
                     self._dormant[stage] = self._sleeper(part)
                     self._coordination.join(self._dormant[stage])
 
+    def _wake(self) -> None:
+        """Let queries join that have been started and wait for rows: their first batch may be far off."""
+        with self._lock:
+            asleep = list(self._dormant)
+        for stage in asleep:
+            wrapped, native = _wrapped.get((self._ctx.root.uri, stage)), self.native(stage)
+            if wrapped is None or wrapped.refused:
+                continue
+            try:
+                query = active_query(self._spark, native.query_id())
+                if query is None or not self._runs_on(query, native):
+                    continue
+                batch = native.idle_at()
+            except (AbsError, OSError):
+                continue  # it is looked at again
+            if batch is not None and batch != NO_BATCH:
+                wrapped.join_idle(self, session_of(self._spark, query), batch)
+
+    def _runs_on(self, query: Any, native: NativeLog) -> bool:
+        """Say whether a query runs on the native checkpoint of this attempt; False until it is known."""
+        location = checkpoint_of(query)
+        return bool(location) and self._ctx.root.storage.place(location).uri == native.place.uri
+
     def _watch(self) -> str:
         """Wait until no query is left or a stop is requested."""
         while self._goes_on() and not self._termination.await_request(_WATCH_S):
             self._put_to_sleep()
+            self._wake()
         return "stopped"
 
     def _stop_queries(self) -> None:
@@ -452,6 +519,10 @@ class _Host:
         query = active_query(self._spark, guest.query)
         if query is not None:
             query.stop()
+
+
+def _is_stopped(query: Any | None) -> bool:
+    return query is not None and not query.isActive()
 
 
 def _refuse_drain(_savepoint: str, _request: str) -> None:

@@ -16,6 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 import spark_abs
 from spark_abs.manifest import Manifest
 from spark_abs.manifests.manifest_table import Checkpoints
+from spark_abs.model import StageId
 from spark_abs.restore import steps
 from spark_abs.sinks.delta import spark_writer
 from spark_abs.snapshots.table_edges import commits_at, edges_of, misaligned
@@ -277,3 +278,30 @@ def test_a_reader_with_a_long_trigger_holds_its_writer_up_for_a_timeout_only(
         assert f"until the beginning of version 3, and the table was at version {number - 1}" in caplog.text
     reader.stop()
     stop(line.root, writer)
+
+
+def test_a_writer_that_waits_for_its_reader_may_be_stopped(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It does not wait to the end; the batch that has not begun is the next run's."""
+    line, rows = Line(spark, tmp_path, "writes", "reads"), [1, 2]
+    with line.begun():
+        pass
+    writer, reader = line.start("writes"), line.start("reads", every="1 hour")
+
+    def waits() -> bool:
+        if holds(line.tables["writes"], rows):  # its batches have come before the barrier so far
+            rows.append(rows[-1] + 1)
+            line.feed.write({"id": rows[-1]})
+        told = {stage.stage: stage.activity for stage in spark_abs.open(line.root).status().stages}
+        writes = told.get(StageId("writes"))
+        return writes is not None and writes.what == "the readers of its tables"
+
+    wait(waits, "a batch waits for the reader", writer)
+    writer.stop()
+    assert "has waited for that for" not in caplog.text
+    assert writer.exception() is None
+    reader.stop()
+    stop(line.root)
+    with line.running(rows):
+        pass

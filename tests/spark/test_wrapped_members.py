@@ -7,7 +7,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 import spark_abs
 from spark_abs.diagnosis.diagnoses import diagnoses
@@ -91,6 +93,56 @@ def test_a_query_that_has_failed_keeps_no_savepoint_back(spark: SparkSession, tm
     assert answer.ok
     assert "'b' did not run and is as of checkpoint" in answer.message
     stop(pair.root, a, b)
+
+
+def test_a_query_that_runs_and_waits_for_rows_takes_part(spark: SparkSession, tmp_path: Path) -> None:
+    """It wrote after its newest checkpoint, and another one has read that: only its own cut fits."""
+    root, tables = (
+        str(tmp_path / "root"),
+        {name: str(tmp_path / f"out-{name}") for name in ("a", "b", "both")},
+    )
+    feeds = {name: Feed(spark, tmp_path / f"in-{name}", SCHEMA) for name in ("a", "b")}
+
+    def start(name: str, interval: str) -> StreamingQuery:
+        if name in feeds:
+            return begin(feeds[name].stream(), root, name, tables[name], interval=interval)
+        one, other = (spark.readStream.format("delta").load(tables[feed]) for feed in feeds)
+        return begin(one.union(other), root, name, tables[name], interval=interval)
+
+    def started(interval: str = "300ms") -> list[StreamingQuery]:
+        queries = []
+        for name, table in tables.items():
+            queries.append(start(name, interval))
+            wait(partial(DeltaTable.is_deltatable, table), "a table", queries[-1])
+        return queries
+
+    def feed(name: str, *rows: int, expected: list[int]) -> None:
+        feeds[name].write(*({"id": row} for row in rows))
+        wait(partial(holds, tables["both"], expected), "the rows of both")
+
+    for name, row in (("a", 1), ("b", 11)):
+        feeds[name].write({"id": row})
+    queries = started()
+    feed("a", 2, expected=[1, 2, 11])
+    feed("b", 12, expected=[1, 2, 11, 12])
+    assert command(root, "first", queries[0]).ok
+    stop(root, *queries)
+    queries = started("1h")
+    feed("b", 13, expected=[1, 2, 11, 12, 13])
+    stop(root, *queries)
+
+    queries = started()
+    feed("a", 3, expected=[1, 2, 3, 11, 12, 13])
+    wait(lambda: read_health(Root(root), now_ms(), None, None).healthy, "all run", queries[0])
+    answer = command(root, "second", queries[0])
+    assert (answer.ok, answer.message) == (True, "completed")
+    feed("b", 14, expected=[1, 2, 3, 11, 12, 13, 14])
+    stop(root, *queries)
+    spark_abs.open(root).restore("second")
+    assert ids(tables["b"]) == [11, 12, 13]
+    queries = started()
+    wait(partial(holds, tables["both"], [1, 2, 3, 11, 12, 13, 14]), "every row once")
+    stop(root, *queries)
 
 
 def test_one_table_has_one_query_until_that_is_forgotten(spark: SparkSession, tmp_path: Path) -> None:

@@ -47,6 +47,18 @@ def test_a_stop_ends_the_waiting(held: bool) -> None:
         assert batch.result(10) == "stopped"
 
 
+def test_a_query_that_others_stop_does_not_wait_for_its_turn() -> None:
+    turns, stopped, asked = BatchLock(), threading.Event(), threading.Event()
+    turns.is_stopped = stopped.is_set
+    with ThreadPoolExecutor(1) as pool:
+        batch = pool.submit(begin, turns, threading.Event(), asked)
+        assert asked.wait(10)
+        stopped.set()
+        assert batch.result(10) == "stopped"
+        turns.block(CheckpointId(1))
+        assert pool.submit(begin, turns, threading.Event(), asked).result(10) == "stopped"
+
+
 def test_nobody_waits_for_a_look_at_the_store() -> None:
     """While the question whether a batch may begin is being answered, the agent has its turn."""
     turns, answer, asked = BatchLock(), threading.Event(), threading.Event()
