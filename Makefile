@@ -66,7 +66,7 @@ bench: venv
 
 # The same work in Flink SQL beside ours; fetches Flink, 330 MB, the first time.
 bench-flink: venv $(VENV)/.flink
-	@PYTHONPATH=jobs FLINK_JARS=$(abspath $(VENV)/.flink) $(BIN)/python -m bench flink
+	@PYTHONPATH=jobs FLINK_JARS=$(abspath $(VENV)/.flink) $(BIN)/python -m bench flink flink-visible
 
 FLINK := 2.3.0
 $(VENV)/.flink: $(VENV)/.installed

@@ -16,6 +16,7 @@ from bench import (
     commits,
     epochs,
     flink,
+    flink_visible,
     gate,
     hop,
     hot_key,
@@ -68,6 +69,7 @@ def _groups(
         "repeats": lambda: repeats.figures(session(), base / "repeats", _KILLS, console),
         "epochs": lambda: epochs.figures(session(), base / "epochs", many, console),
         "flink": lambda: flink.figures(session(), base / "flink", runs, console),
+        "flink-visible": lambda: flink_visible.figures(session(), base / "flink", runs, console),
         "nexmark": lambda: nexmark.figures(session(), base / "nexmark", runs, divide, console),
         "process": lambda: whole_process.figures(base / "process", runs, console),
         "slow": lambda: slow_consumer.figures(session(), base, runs, console),
@@ -94,18 +96,18 @@ def _groups(
 def main(
     groups: tuple[str, ...], runs: int, files: int, megabytes: int, divide: int, many: int, results: Path
 ) -> None:
-    """Measure GROUPS, all of them if none is named; flink only where `make bench-flink` says where it is.
+    """Measure GROUPS, all of them if none is named; Flink only where `make bench-flink` says where it is.
 
     They are: commits, watching, moments, planning, deciding, reading, disk, hop, visible, idle, busy, start,
-    wide, overhead, recovery, outside, repeats, epochs, flink, nexmark, process, slow, overtaking, functions,
-    state, job.
+    wide, overhead, recovery, outside, repeats, epochs, flink, flink-visible, nexmark, process, slow,
+    overtaking, functions, state, job.
     """
     os.chdir(Path(__file__).parents[2])
     with tempfile.TemporaryDirectory(prefix="spark-abs-bench-", ignore_cleanup_errors=True) as base:
         known = _groups(Path(base), runs, files, megabytes, divide, many)
         if unknown := sorted(set(groups) - known.keys()):
             raise click.UsageError(f"no group {unknown[0]!r}: there are {', '.join(known)}")
-        for name in groups or [name for name in known if name != "flink" or flink.JARS in os.environ]:
+        for name in groups or [name for name in known if "flink" not in name or flink.JARS in os.environ]:
             for found in known[name]():
                 console.print(f"{found.bench}: {found.value} {found.unit} ({found.min} to {found.max})")
                 save(results, [found])

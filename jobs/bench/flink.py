@@ -49,7 +49,7 @@ _CONF = """
 execution:
   target: local
   runtime-mode: STREAMING
-  checkpointing: {{interval: 3s, mode: EXACTLY_ONCE, dir: "file://{base}/checkpoints"}}
+  checkpointing: {{interval: {interval}, mode: EXACTLY_ONCE, dir: "file://{base}/checkpoints"}}
 state:
   backend: {{type: rocksdb, incremental: true, rocksdb: {{timer-service: {{factory: HEAP}}}}}}
 pipeline: {{object-reuse: true}}
@@ -189,10 +189,16 @@ def _ours(place: Path, declare: Callable[[], spark_abs.Job]) -> Measured:
     return Measured(took, used, tuple(r.duration_ms for r in completed if r.duration_ms is not None))
 
 
-def _flink(place: Path, script: str) -> Measured:
-    place.mkdir()
+def sql_client(place: Path, script: str, interval: str) -> tuple[list[str], dict[str, str]]:
+    """Return a command that runs a script of Flink SQL, and its environment.
+
+    Args:
+        place: a directory for its files, among them `log`.
+        script: the script.
+        interval: of checkpoints.
+    """
     jars, brought = Path(os.environ[JARS]), Path(pyspark.__file__).parent / "jars"
-    (place / "config.yaml").write_text(_CONF.format(base=place))
+    (place / "config.yaml").write_text(_CONF.format(base=place, interval=interval))
     (place / "log4j2.properties").write_text(_LOGGING.format(base=place))
     (place / "job.sql").write_text(script)
     classes = [f"{jars}/*", *map(str, [*brought.glob("hadoop-client-*"), *brought.glob("commons-logging-*")])]
@@ -201,9 +207,14 @@ def _flink(place: Path, script: str) -> Measured:
         *(f"--add-opens=java.base/java.{package}=ALL-UNNAMED" for package in _OPENS),
         "-cp", ":".join(classes), "org.apache.flink.table.client.SqlClient", "-f", f"{place}/job.sql",
     ]  # fmt: skip
+    return command, {**os.environ, "FLINK_CONF_DIR": str(place)}
+
+
+def _flink(place: Path, script: str) -> Measured:
+    place.mkdir()
+    command, environ = sql_client(place, script, "3s")
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with (place / "out").open("wb") as out:
-        environ = {**os.environ, "FLINK_CONF_DIR": str(place)}
         done = subprocess.run(command, env=environ, stdout=out, stderr=subprocess.STDOUT, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     log = (place / "log").read_text()

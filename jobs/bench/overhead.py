@@ -38,6 +38,8 @@ VARIANTS: Mapping[str, Mapping[str, object]] = {
     "at_least_once_3s": {"interval": "3s", "mode": "at_least_once"},
     "synchronous_3s": {"interval": "3s", "synchronous": True},
 }
+Created = tuple[float, npt.NDArray[np.int64]]
+"""When rows came to be in a table, in s, and when they were created, in µs."""
 EVERY_S = 0.25
 """Between two files."""
 _KEYS = 10_000
@@ -101,8 +103,8 @@ def declare(spark: SparkSession, base: Path, settings: Mapping[str, object], fil
     return job
 
 
-def commits(base: Path, after: float = 0.0) -> list[tuple[float, npt.NDArray[np.int64]]]:
-    """Return when each batch was committed to the last table, in s, and when its rows were created, in µs.
+def commits(base: Path, after: float = 0.0) -> list[Created]:
+    """Return when each batch was committed to the last table, and when its rows were created.
 
     Only of those after a moment; the others' files are not read.
     """

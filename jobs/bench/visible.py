@@ -9,8 +9,10 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +23,8 @@ from rich.console import Console
 
 import spark_abs
 from bench.figures import Figure, figure, ratios, wait
-from bench.overhead import EVERY_S, Feed, commits, write_rows
+from bench.overhead import EVERY_S, Created, Feed, commits, write_rows
+from spark_abs.sinks.delta.options import Visible
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,20 +34,30 @@ _ROWS = int(1000 * EVERY_S)
 _WARM_UP_S, _MEASURED_S = 10.0, 20.0
 _SCHEMA = "key long, created long"
 
-Way = Callable[["SparkSession", Path, int], "Iterator[None]"]
-"""Runs a chain of so many stages or queries below a directory, from `input` to the table `out`."""
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way of rows from the directory `input` to the table `out`, both below another directory."""
+
+    running: Callable[[Path], AbstractContextManager[None]]
+    """Is the way while it is entered."""
+    rows: Callable[[Path], int]
+    """Returns how many rows are in the table."""
+    shown: Callable[[Path, float], Sequence[Created]]
+    """Returns when rows came to be in the table, after a moment."""
 
 
 def _source(spark: SparkSession, base: Path) -> DataFrame:
     return spark.readStream.schema(_SCHEMA).parquet(str(base / "input"))
 
 
-def _stages(spark: SparkSession, base: Path, length: int) -> Iterator[None]:
+@contextmanager
+def _stages(spark: SparkSession, length: int, shown: Visible, base: Path) -> Iterator[None]:
     job = spark_abs.Job("visible", root=str(base / "root"), spark=spark, interval="1s")
     last = job.source("rows", _source(spark, base))
     for number in range(1, length):
         last = job.stage(f"stage{number}", [last], lambda frame: frame)
-    job.sink("out", last, table=str(base / "out"))
+    job.sink("out", last, table=spark_abs.Delta(str(base / "out"), visible=shown))
     run = job.start()
     try:
         yield
@@ -52,7 +65,8 @@ def _stages(spark: SparkSession, base: Path, length: int) -> Iterator[None]:
         run.stop()
 
 
-def _queries(spark: SparkSession, base: Path, length: int) -> Iterator[None]:
+@contextmanager
+def _queries(spark: SparkSession, length: int, base: Path) -> Iterator[None]:
     rows, running = _source(spark, base), []
     for number in range(1, length + 1):
         table = str(base / ("out" if number == length else f"table{number}"))
@@ -67,16 +81,27 @@ def _queries(spark: SparkSession, base: Path, length: int) -> Iterator[None]:
             query.stop()
 
 
-_WAYS: Mapping[str, Way] = {"stages": _stages, "queries": _queries}
+def _count(base: Path) -> int:
+    return int(DeltaTable(str(base / "out")).count())
 
 
-def _run(spark: SparkSession, base: Path, way: Way, length: int) -> tuple[float, float]:
+def stages(spark: SparkSession, length: int, shown: Visible = "batch") -> Way:
+    """Return a job of so many stages; its sink is visible with each `batch`, or with each `checkpoint`."""
+    return Way(partial(_stages, spark, length, shown), _count, commits)
+
+
+def queries(spark: SparkSession, length: int) -> Way:
+    """Return so many plain queries."""
+    return Way(partial(_queries, spark, length), _count, commits)
+
+
+def run(base: Path, way: Way) -> tuple[float, float]:
     """Return the median and the 99th percentile of the latency of the rows of some time, in seconds."""
     (base / "input").mkdir(parents=True)
     write_rows(base / "input", 999_999, _ROWS)  # a stream needs something to begin with
     feed, pause = Feed(base / "input", _ROWS), threading.Event()
     thread = threading.Thread(target=feed.run)
-    with contextmanager(way)(spark, base, length):
+    with way.running(base):
         thread.start()
         try:
             pause.wait(_WARM_UP_S)
@@ -86,10 +111,13 @@ def _run(spark: SparkSession, base: Path, way: Way, length: int) -> tuple[float,
             feed.stop()
             thread.join()
         sent = len(list((base / "input").glob("*.parquet"))) * _ROWS
-        wait(lambda: DeltaTable(str(base / "out")).count() == sent)
-    late = [committed - created[created >= began * 1e6] / 1e6 for committed, created in commits(base, began)]
+        wait(lambda: way.rows(base) == sent)
+    late = [shown - created[created >= began * 1e6] / 1e6 for shown, created in way.shown(base, began)]
     p50, p99 = np.percentile(np.concatenate(late), [50, 99])
     return float(p50), float(p99)
+
+
+_WAYS = {"stages": stages, "queries": queries}
 
 
 def figures(spark: SparkSession, base: Path, runs: int, console: Console) -> Iterator[Figure]:
@@ -97,7 +125,7 @@ def figures(spark: SparkSession, base: Path, runs: int, console: Console) -> Ite
     found: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for turn in range(-1, runs):
         for length, (name, way) in product(LENGTHS, _WAYS.items()):
-            p50, p99 = _run(spark, base / "visible", way, length)
+            p50, p99 = run(base / "visible", way(spark, length))
             shutil.rmtree(base / "visible")
             console.print(f"{length} {name}: {p50:.2f} s, {p99:.2f} s")
             if turn >= 0:
