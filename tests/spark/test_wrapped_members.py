@@ -120,6 +120,9 @@ def test_a_query_that_runs_and_waits_for_rows_takes_part(spark: SparkSession, tm
         feeds[name].write(*({"id": row} for row in rows))
         wait(partial(holds, tables["both"], expected), "the rows of both")
 
+    def all_run() -> bool:
+        return read_health(Root(root), now_ms(), None, None).healthy
+
     for name, row in (("a", 1), ("b", 11)):
         feeds[name].write({"id": row})
     queries = started()
@@ -133,7 +136,7 @@ def test_a_query_that_runs_and_waits_for_rows_takes_part(spark: SparkSession, tm
 
     queries = started()
     feed("a", 3, expected=[1, 2, 3, 11, 12, 13])
-    wait(lambda: read_health(Root(root), now_ms(), None, None).healthy, "all run", queries[0])
+    wait(all_run, "all run", queries[0])
     answer = command(root, "second", queries[0])
     assert (answer.ok, answer.message) == (True, "completed")
     feed("b", 14, expected=[1, 2, 3, 11, 12, 13, 14])
@@ -142,6 +145,15 @@ def test_a_query_that_runs_and_waits_for_rows_takes_part(spark: SparkSession, tm
     assert ids(tables["b"]) == [11, 12, 13]
     queries = started()
     wait(partial(holds, tables["both"], [1, 2, 3, 11, 12, 13, 14]), "every row once")
+    assert command(root, "third", queries[0]).ok
+    stop(root, *queries)
+
+    spark_abs.open(root).restore("third")
+    queries = started()
+    feed("a", 4, expected=[1, 2, 3, 4, 11, 12, 13, 14])
+    wait(all_run, "those with nothing to read since the restore run, too", queries[0])
+    answer = command(root, "fourth", queries[0])
+    assert (answer.ok, answer.message) == (True, "completed")
     stop(root, *queries)
 
 
