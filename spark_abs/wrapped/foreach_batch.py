@@ -140,8 +140,6 @@ class _Wrapped:
         )
         self._joining = threading.Lock()
         self._joined: tuple[_Host, StageRunner] | None = None
-        self.refused = False
-        """Whether it could not join between two batches: its next batch fails for the same reason."""
 
     def run_batch(self, frame: DataFrame, batch_id: int) -> None:
         """Join the root's run with the first batch, then run the batch as a stage does."""
@@ -154,16 +152,16 @@ class _Wrapped:
         runner.run_batch(frame, batch_id)
 
     def join_idle(self, host: _Host, session: SparkSession, batch: BatchId) -> None:
-        """Join a run after the query's last batch, unless its next batch does that; in the host's thread."""
+        """Join a run after the query's last batch, unless its next batch does that; in the host's thread.
+
+        Raises:
+            AbsError: as `_Host.join`.
+        """
         if not self._joining.acquire(blocking=False):
             return
         try:
             if not self._takes_part() and (runner := host.join(self, session, batch)) is not None:
                 self._joined = host, runner
-        except (AbsError, OSError) as error:
-            if host.native(self.stage).idle_at() == batch:
-                self.refused = True
-                log.warning("query %s cannot take part in checkpoints: %s", self.stage, error)
         finally:
             self._joining.release()
 
@@ -245,6 +243,8 @@ class _Host:
         self._termination, self._events = Termination(), Events()
         self._guests: dict[StageId, _Guest] = {}
         self._chain = Chain(root.storage)
+        self._refused: dict[StageId, _Wrapped] = {}
+        """Queries that run, and could not join between two batches."""
         self._dormant = {part.stage: self._sleeper(part) for part in self._recorded()}
         fail = self._termination.fail
         cleaner = CheckpointCleaner(self._ctx, {}, kept)
@@ -311,7 +311,7 @@ class _Host:
             StageStopped: the run is stopping its queries.
         """
         ctx, stage, storage = self._ctx, wrapped.stage, self._ctx.root.storage
-        native = self.native(stage)
+        native = NativeLog(ctx.native(stage))
         if native.newest_planned() != batch:
             raise UsageError(
                 f"query {stage!r} does not run on spark_abs.checkpoint_location(root, {stage!r}) of attempt "
@@ -328,7 +328,7 @@ class _Host:
         guest.runner.find_query = partial(active_query, self._spark, guest.query)
         query = guest.runner.find_query()
         feeds = feeds_read(query) if query is not None else ()
-        guest.runner.batch_lock.is_stopped = partial(_is_stopped, query)
+        guest.runner.batch_lock.is_stopped = partial(_is_stopped, guest)
         with self._lock:
             if self._left:
                 return None
@@ -366,10 +366,6 @@ class _Host:
             if not self._watched:
                 self._watched = True
                 self._lifecycle.start()
-
-    def native(self, stage: StageId) -> NativeLog:
-        """Return the native checkpoint of a query."""
-        return NativeLog(self._ctx.native(stage))
 
     def has(self, runner: StageRunner) -> bool:
         """Say whether a runner takes part in this run."""
@@ -482,18 +478,24 @@ class _Host:
         with self._lock:
             asleep = list(self._dormant)
         for stage in asleep:
-            wrapped, native = _wrapped.get((self._ctx.root.uri, stage)), self.native(stage)
-            if wrapped is None or wrapped.refused:
+            wrapped = _wrapped.get((self._ctx.root.uri, stage))
+            if wrapped is None or wrapped is self._refused.get(stage):
                 continue
-            try:
-                query = active_query(self._spark, native.query_id())
-                if query is None or not self._runs_on(query, native):
-                    continue
-                batch = native.idle_at()
-            except (AbsError, OSError):
-                continue  # it is looked at again
-            if batch is not None and batch != NO_BATCH:
-                wrapped.join_idle(self, session_of(self._spark, query), batch)
+            with suppress(AbsError, OSError):  # it is looked at again
+                self._wake_one(wrapped)
+
+    def _wake_one(self, wrapped: _Wrapped) -> None:
+        native = NativeLog(self._ctx.native(wrapped.stage))
+        query = active_query(self._spark, native.query_id())
+        batch = native.idle_at() if query is not None and self._runs_on(query, native) else None
+        if batch is None or batch == NO_BATCH:
+            return
+        try:
+            wrapped.join_idle(self, session_of(self._spark, query), batch)
+        except AbsError as error:
+            if native.idle_at() == batch:  # it joins with its next batch, which fails for the same reason
+                self._refused[wrapped.stage] = wrapped
+                log.warning("query %s cannot take part in checkpoints: %s", wrapped.stage, error)
 
     def _runs_on(self, query: Any, native: NativeLog) -> bool:
         """Say whether a query runs on the native checkpoint of this attempt; False until it is known."""
@@ -521,8 +523,10 @@ class _Host:
             query.stop()
 
 
-def _is_stopped(query: Any | None) -> bool:
-    return query is not None and not query.isActive()
+def _is_stopped(guest: _Guest) -> bool:
+    """Say whether the owner of a query has stopped it; it may still be in a batch."""
+    query = guest.runner.find_query()
+    return query is None or not query.isActive()
 
 
 def _refuse_drain(_savepoint: str, _request: str) -> None:

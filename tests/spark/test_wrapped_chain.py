@@ -299,6 +299,7 @@ def test_a_writer_that_waits_for_its_reader_may_be_stopped(
         return writes is not None and writes.what == "the readers of its tables"
 
     wait(waits, "a batch waits for the reader", writer)
+    caplog.clear()
     writer.stop()
     assert "has waited for that for" not in caplog.text
     assert writer.exception() is None
