@@ -22,7 +22,7 @@ from deltalake import CommitProperties
 from deltalake.exceptions import CommitFailedError
 
 from spark_abs.codec import from_json, require_format, to_json
-from spark_abs.errors import AbortReason, CheckpointNotFound, DamageError
+from spark_abs.errors import AbortReason, CheckpointNotFound, CommitConflict, DamageError
 from spark_abs.manifest import Manifest
 from spark_abs.model import FORMAT, AttemptId, CheckpointId, CheckpointKind, RunId, Version, checked_relative
 from spark_abs.protocol.attempt import Attempt
@@ -200,13 +200,26 @@ class Checkpoints:
         Raises:
             Fenced: a newer run owns the table.
         """
-        if not checkpoints:
-            return True
         self._table.refresh()
         require_newest(self._table, self._job, run)
+        gone = set(checkpoints)
+        files = [file for file in row_files(self._table, PATH) if any(map(file.may_have, gone))]
+        if not all(file.has_one for file in files):
+            return self._retire_rows(gone)
+        removes = [file.path.removeprefix(f"{PATH}/") for file in files]
+        if not removes:
+            return True
+        try:
+            self._table.commit_next(Commit(removes=removes))
+        except CommitConflict:
+            return False
+        return True
+
+    def _retire_rows(self, checkpoints: Set[CheckpointId]) -> bool:
+        """Remove manifests of which a file has several: `OPTIMIZE` has put them together."""
         try:
             self._table.delta.delete(
-                f"id IN ({', '.join(str(int(c)) for c in checkpoints)})",
+                f"id IN ({', '.join(str(int(c)) for c in sorted(checkpoints))})",
                 commit_properties=CommitProperties(max_commit_retries=0),
             )
         except CommitFailedError:
@@ -224,7 +237,7 @@ class Checkpoints:
         self._table.refresh()
         files = row_files(self._table, PATH)
         news = [f for f in files if f.least not in known]
-        if len(news) > _READ_SINGLY or any(f.least is None or f.least != f.most for f in files):
+        if len(news) > _READ_SINGLY or not all(f.has_one for f in files):
             return [], None
         return [f.least for f in files if f.least is not None and f.least in known], news
 
@@ -306,6 +319,11 @@ class RowFile:
     least: CheckpointId | None
     """The first id in it; None if the log does not say."""
     most: CheckpointId | None
+
+    @property
+    def has_one(self) -> bool:
+        """Whether it is known that the file has one row only."""
+        return self.least is not None and self.least == self.most
 
     def may_have(self, checkpoint: CheckpointId | None) -> bool:
         """Say whether the row of a checkpoint may be in the file; for None, any row."""

@@ -7,7 +7,7 @@ from contextlib import suppress
 from spark_abs.errors import CommitConflict
 from spark_abs.keep import Keep
 from spark_abs.manifests import manifest_table as manifests
-from spark_abs.manifests.manifest_table import Checkpoints
+from spark_abs.manifests.manifest_table import Checkpoints, Summary
 from spark_abs.model import RunId
 from spark_abs.protocol.control import ControlState
 from spark_abs.snapshots import packs
@@ -30,15 +30,22 @@ FORGOTTEN_HOURS, MOST_REMOVALS = 2, 10_000
 def retire(root: Root, checkpoints: Checkpoints, state: ControlState, *, run: RunId, keep: Keep) -> None:
     """Remove the manifests that need not be kept, and record it. Sweep the bytes of state afterwards.
 
-    Nothing is removed if another commit came first: the next call decides anew.
+    If another commit comes first, it is decided anew, at once: where checkpoints follow one another closely
+    the next call would be late, too.
 
     Raises:
         Fenced: a newer run owns the root.
     """
-    gone = retired(checkpoints.summaries(), keep, now_ms(), on_path=lambda s: state.on_path(s.attempt, s.id))
-    if gone and checkpoints.retire(gone, run):
-        rows = [HistoryRow(now_ms(), HistoryEvent.RETIRED, state.attempt.id, run, i) for i in gone]
-        History(root).append(rows)
+    summaries: tuple[Summary, ...] = ()
+    while True:
+        summaries = checkpoints.summaries_since(summaries)
+        gone = retired(summaries, keep, now_ms(), on_path=lambda s: state.on_path(s.attempt, s.id))
+        if not gone:
+            return
+        if checkpoints.retire(gone, run):
+            break
+    rows = [HistoryRow(now_ms(), HistoryEvent.RETIRED, state.attempt.id, run, i) for i in gone]
+    History(root).append(rows)
 
 
 def trim_tables(root: Root) -> None:

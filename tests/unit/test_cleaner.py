@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from spark_abs.checkpointing.cleaner import CheckpointCleaner
 from spark_abs.codec import from_json
@@ -21,7 +22,7 @@ from spark_abs.snapshots.packs import Packed, PackReader
 from spark_abs.store.control import Control
 from spark_abs.store.failpoint import no_failpoint
 from spark_abs.store.root import Root
-from spark_abs.store.table import Table
+from spark_abs.store.table import Commit, Table
 from tests.channel_support import JOB
 from tests.root_support import CHANNEL, SmallJob
 
@@ -65,6 +66,37 @@ def test_a_manifest_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     cleaner()
     assert read == []
     assert [s.id for s in job.checkpoints.summaries()] == [1, 2, 6]
+
+
+def test_a_checkpoint_that_comes_meanwhile_does_not_keep_the_retired_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one follows another closely, each call would be late otherwise, and nothing would ever go."""
+    job, numbers = SmallJob(tmp_path), iter(range(5, 8))
+    for number in range(1, 5):
+        job.checkpoint(number)
+    commit_next = Table.commit_next
+
+    def late(table: Table, commit: Commit) -> Version:
+        if commit.removes and table.uri.endswith("/checkpoints") and (number := next(numbers, None)):
+            job.checkpoint(number)
+        return commit_next(table, commit)
+
+    monkeypatch.setattr(Table, "commit_next", late)
+    cleaner_of(job, keep=2)()
+    assert [s.id for s in job.checkpoints.summaries()] == [6, 7]
+
+
+def test_manifests_that_were_put_into_one_file_are_retired(tmp_path: Path) -> None:
+    """Nobody has to; a person may run `OPTIMIZE` on every Delta table that there is."""
+    job = SmallJob(tmp_path)
+    for number in range(1, 6):
+        job.checkpoint(number)
+    DeltaTable(job.root.path("checkpoints")).optimize.compact()
+    job.checkpoint(6)
+    cleaner_of(job, keep=2)()
+    assert [s.id for s in job.checkpoints.summaries()] == [5, 6]
+    assert [m.id for m in job.checkpoints.load_all()] == [5, 6]
 
 
 def test_tables_are_trimmed_by_checkpoints_and_by_time(
