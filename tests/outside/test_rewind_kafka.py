@@ -14,7 +14,17 @@ from spark_abs.model import Provider
 from spark_abs.snapshots.kafka_offsets import kafka_offsets
 from spark_abs.snapshots.layout import parse_offsets
 from tests import plain_spark
-from tests.crash.test_rewind_on_spark import Input, Row, called, expected, finished, killed, providers, rewind
+from tests.crash.test_rewind_on_spark import (
+    MOMENTS,
+    Input,
+    Row,
+    called,
+    expected,
+    finished,
+    killed,
+    providers,
+    rewind,
+)
 from tests.outside.kafka_server import PATIENCE_S, KafkaServer
 
 TOPIC = "rows-of-a-rewind"
@@ -39,6 +49,7 @@ def test_every_table_is_whole_after_a_rewind_of_queries_behind_kafka(
 ) -> None:
     """Positions in Kafka go back with the tables, and with state in HDFS-backed stores."""
     seed = random.randrange(10**6)
+    chance = random.Random(seed)
     broker.make(TOPIC)
     options = {
         "kafka.bootstrap.servers": broker.bootstrap,
@@ -57,7 +68,9 @@ def test_every_table_is_whole_after_a_rewind_of_queries_behind_kafka(
     assert providers(base, "silver") == {Provider.HDFS.value}
     cuts = json.loads(called(base, "--list", "--output", "json"))
     oldest, copies = cuts[-1]["at_ms"] / 1000, []
-    for number, places in enumerate([(len(cuts) // 2,), (1, -1)]):
+    chosen = [(len(cuts) // 2,), (1, -1)]
+    chosen += [(chance.randrange(len(cuts)),) for _ in range(MOMENTS - len(chosen))]
+    for number, places in enumerate(chosen):
         copy = tmp_path / f"copy{number}"
         shutil.copytree(base, copy)
         for place in places:
