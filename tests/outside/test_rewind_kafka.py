@@ -28,6 +28,7 @@ from tests.crash.test_rewind_on_spark import (
 from tests.outside.kafka_server import PATIENCE_S, KafkaServer
 
 TOPIC = "rows-of-a-rewind"
+pytestmark = pytest.mark.timeout(1800)
 
 
 class Records(Input):
