@@ -202,11 +202,10 @@ class Checkpoints:
         """
         self._table.refresh()
         require_newest(self._table, self._job, run)
-        gone = set(checkpoints)
-        files = [file for file in row_files(self._table, PATH) if any(map(file.may_have, gone))]
-        if not all(file.has_one for file in files):
+        gone, files = set(checkpoints), row_files(self._table, PATH)
+        if any(any(map(file.may_have, gone)) for file in files if not file.has_one):
             return self._retire_rows(gone)
-        removes = [file.path.removeprefix(f"{PATH}/") for file in files]
+        removes = [file.path.removeprefix(f"{PATH}/") for file in files if file.least in gone]
         if not removes:
             return True
         try:
