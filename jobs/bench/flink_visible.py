@@ -7,7 +7,6 @@ many they are: it has one length.
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -76,22 +75,15 @@ _FLINK = visible.Way(_flink, _rows, _shown)
 
 
 def figures(spark: SparkSession, base: Path, runs: int, console: Console) -> Iterator[Figure]:
-    """Run Flink and one stage of ours in turns; the first turn is not counted."""
+    """Run Flink and one stage of ours in turns."""
     ways: Mapping[str, visible.Way] = {
         "flink": _FLINK,
         "ours": visible.stages(spark, 1),
         "ours_checkpoint": visible.stages(spark, 1, shown="checkpoint"),
     }
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
-    for turn in range(-1, runs):
-        for name, way in ways.items():
-            p50, p99 = visible.run(base / "visible", way)
-            shutil.rmtree(base / "visible")
-            console.print(f"{name}: {p50:.2f} s, {p99:.2f} s")
-            if turn >= 0:
-                found[name].append((p50, p99))
+    found = visible.measured(base, ways, runs, console)
     for number, quantile in enumerate(("p50", "p99")):
-        several = {name: [one[number] for one in measured] for name, measured in found.items()}
+        several = {name: [one[number] for one in turns] for name, turns in found.items()}
         for name, seconds in several.items():
             yield figure(f"flink_visible_{quantile}_{name}", seconds, "s")
         for name in ("ours", "ours_checkpoint"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -120,19 +120,28 @@ def run(base: Path, way: Way) -> tuple[float, float]:
 _WAYS = {"stages": stages, "queries": queries}
 
 
-def figures(spark: SparkSession, base: Path, runs: int, console: Console) -> Iterator[Figure]:
-    """Run all lengths both ways in turns; the first turn is not counted."""
-    found: dict[tuple[str, int], list[tuple[float, float]]] = {}
+def measured(
+    base: Path, ways: Mapping[str, Way], runs: int, console: Console
+) -> dict[str, list[tuple[float, float]]]:
+    """Return what `run` says of each way in each turn; the first turn is not counted."""
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for turn in range(-1, runs):
-        for length, (name, way) in product(LENGTHS, _WAYS.items()):
-            p50, p99 = run(base / "visible", way(spark, length))
+        for name, way in ways.items():
+            p50, p99 = run(base / "visible", way)
             shutil.rmtree(base / "visible")
-            console.print(f"{length} {name}: {p50:.2f} s, {p99:.2f} s")
+            console.print(f"{name}: {p50:.2f} s, {p99:.2f} s")
             if turn >= 0:
-                found.setdefault((name, length), []).append((p50, p99))
+                found[name].append((p50, p99))
+    return found
+
+
+def figures(spark: SparkSession, base: Path, runs: int, console: Console) -> Iterator[Figure]:
+    """Run all lengths both ways in turns."""
+    ways = {f"{length} {name}": way(spark, length) for length, (name, way) in product(LENGTHS, _WAYS.items())}
+    found = measured(base, ways, runs, console)
     for length in LENGTHS:
         for number, quantile in enumerate(("p50", "p99")):
-            ours, native = ([one[number] for one in found[name, length]] for name in _WAYS)
+            ours, native = ([one[number] for one in found[f"{length} {name}"]] for name in _WAYS)
             yield figure(f"visible_{quantile}_{length}", ours, "s")
             yield figure(f"visible_{quantile}_{length}_native", native, "s")
             yield figure(f"visible_{quantile}_{length}_vs_native", ratios(ours, native))
