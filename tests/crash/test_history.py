@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,7 +15,8 @@ from spark_abs.store.control import Control
 from tests.crash.facts import check, check_complete
 from tests.crash.jobs import Small
 from tests.crash.points import ONE_BY_ONE, Round, histories
-from tests.crash.process import HERE, PATIENCE_S, DriverProcess
+from tests.crash.process import DriverProcess
+from tests.crash.restorer import kill_restore, points
 
 pytestmark = [pytest.mark.timeout(36_000 if ONE_BY_ONE else 1800), pytest.mark.long]
 
@@ -88,13 +87,12 @@ def test_killed_at_every_step_of_a_restore_and_started_instead_it_is_refused_unt
     """The restore is killed at its first step, again from the start at its second, and so on to its end."""
     job, driver = survivors.jobs[0], survivors.driver
     target = oldest(job)
-    steps = spark_abs.open(job.root.uri).restore(target.id, dry_run=True).plan.steps
-    names = [f"restore.{number}.{type(step).__name__}" for number, step in enumerate(steps, 1)]
-    for point in (f"{names[0]}.before", *(f"{name}.after" for name in names)):
-        kill_restore(job, target.id, point)
+    names = points(job.root.uri, target.id)
+    for point in names:
+        kill_restore(job.root.uri, target.id, point)
         check(job.base)
         state = Control.open(job.root).state
-        assert state.attempt.ready == (point in (f"{names[0]}.before", f"{names[-1]}.after"))
+        assert state.attempt.ready == (point in (names[0], names[-1]))
         if not state.attempt.ready:
             job.start(driver)
             assert job.end(driver) == "AttemptNotReady", driver.told
@@ -112,19 +110,6 @@ def oldest(job: Small) -> Manifest:
     """Return the oldest checkpoint of the current path that is left."""
     state = Control.open(job.root).state
     return next(m for m in job.completed() if state.on_path(m.attempt, m.id))
-
-
-def kill_restore(job: Small, to: int, point: str) -> None:
-    arguments = ["-m", "tests.crash.restorer", job.root.uri, str(to), point]
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=HERE,
-        start_new_session=True,
-        timeout=PATIENCE_S,
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode < 0, (point, done)
 
 
 def test_after_all_these_deaths_all_input_has_come_through_once(survivors: Survivors) -> None:

@@ -13,6 +13,7 @@ from spark_abs.protocol import control as ledger
 from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 from tests.crash.process import DriverProcess
+from tests.crash.restorer import BEFORE_READERS, kill_restore, points
 from tests.wrapped_support import covers, holds, ids
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
@@ -96,7 +97,10 @@ def test_killed_after_a_function_has_written_a_table_by_its_name(tmp_path: Path)
 
 
 def test_killed_while_the_writer_of_a_table_waits_for_its_reader(tmp_path: Path) -> None:
-    """The savepoint that was complete takes both back; after it every row is in both tables once."""
+    """The savepoint that was complete takes both back; after it every row is in both tables once.
+
+    The restore is killed at each of its steps, too, and between a table and the position of its reader.
+    """
     root = str(tmp_path / "root")
     with DriverProcess(tmp_path, "tests.crash.wrapped", "a", "b:a") as both:
         for number in (1, 2, 3):
@@ -113,7 +117,9 @@ def test_killed_while_the_writer_of_a_table_waits_for_its_reader(tmp_path: Path)
         feed(tmp_path, "a", 5)
     (tmp_path / "hold-b").unlink()
 
-    spark_abs.open(root).restore("one")
+    before, *after = points(root, "one")
+    for point in (before, BEFORE_READERS, *after):
+        kill_restore(root, "one", point)
     assert ids(str(tmp_path / "out-a")) == ids(str(tmp_path / "out-b")) == [1, 2, 3]
     feed(tmp_path, "a", 6)
     with DriverProcess(tmp_path, "tests.crash.wrapped", "a", "b:a") as both:
