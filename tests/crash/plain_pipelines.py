@@ -92,6 +92,7 @@ class Pipeline:
     def records(self) -> DataFrame:
         """Read the rows that Kafka has as JSON."""
         reader = self.spark.readStream.format("kafka").options(**kafka("options"))
+        reader = reader.option("maxOffsetsPerTrigger", 20 if self.live else 1000)
         values = reader.load().select(F.from_json(F.col("value").cast("string"), SCHEMA).alias("row"))
         return values.select("row.*")
 

@@ -56,7 +56,6 @@ def test_every_table_is_whole_after_a_rewind_of_queries_behind_kafka(
         "kafka.bootstrap.servers": broker.bootstrap,
         "subscribe": TOPIC,
         "startingOffsets": "earliest",
-        "maxOffsetsPerTrigger": "20",
     }
     monkeypatch.setenv(
         "PLAIN_KAFKA", json.dumps({"connector": plain_spark.kafka_connector(), "options": options})
