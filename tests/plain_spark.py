@@ -1,4 +1,7 @@
-"""The Spark of plain pipelines: that of the tests, or of the environment that PLAIN_SPARK names."""
+"""The Spark of plain pipelines: that of the tests, or of the environment that PLAIN_SPARK names.
+
+PLAIN_KAFKA_RELEASE is the release of the connector for Kafka, where a repository does not have that of Spark.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,8 @@ def kafka_connector() -> str:
     if NAME == OWN:
         return KAFKA_CONNECTOR
     scala = "2.12" if NAME == "3.5" else "2.13"
-    return f"org.apache.spark:spark-sql-kafka-0-10_{scala}:{_release()}"
+    release = os.environ.get("PLAIN_KAFKA_RELEASE") or _release()
+    return f"org.apache.spark:spark-sql-kafka-0-10_{scala}:{release}"
 
 
 def plain_java_options() -> str:
