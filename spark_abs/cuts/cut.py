@@ -190,8 +190,18 @@ def cuts(pipeline: Pipeline, bound: Mapping[str, int]) -> Iterator[dict[str, int
         except NoAlignedCut:
             return
         yield cut
-        before = pipeline.before(pipeline.ended_ms(cut) - 1)
-        bound = {query: min(at, before[query]) for query, at in cut.items()}
+        ended_ms = pipeline.ended_ms(cut)
+        bound = {query: _before(pipeline.batches[query], at, ended_ms) for query, at in cut.items()}
+
+
+def _before(batches: Sequence[Batch], at: int, moment_ms: int) -> int:
+    """Return the place of the newest batch up to a place that had ended before a moment, -1 if none.
+
+    A clock that was set back gives a later batch an earlier end: the places go down in any case.
+    """
+    while at >= 0 and batches[at].ended_ms >= moment_ms:
+        at -= 1
+    return at
 
 
 def _meetings(pipeline: Pipeline) -> Iterator[_Meeting]:

@@ -127,6 +127,18 @@ def test_the_cuts_before_each_moment_are_listed(seed: int) -> None:
         assert found == newest, (seed, moment)
 
 
+def test_cuts_go_down_although_a_clock_was_set_back() -> None:
+    """The last batch of the writer has an earlier end than the one before, which no other one outlasts."""
+    batches = {
+        "writes": tuple(itertools.starmap(Batch, enumerate([100, 1_000_200, 999_700]))),
+        "reads": tuple(itertools.starmap(Batch, enumerate([110, 1_000_150]))),
+    }
+    written = Written("writes", "t", (0, 1, 2), (1, 2, NEVER))
+    pipeline = Pipeline(batches, (written,), (Read("reads", "t", (1, 2)),))
+    found = list(itertools.islice(cuts(pipeline, pipeline.newest()), 3))
+    assert found == [{"writes": 1, "reads": 1}, {"writes": 0, "reads": 0}]
+
+
 def test_ten_queries_with_a_thousand_batches_each_look_at_each_batch_once() -> None:
     """A chain in which each reader is half as far as its writer: nearly all batches are left."""
     looked = 0
