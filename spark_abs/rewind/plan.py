@@ -220,7 +220,8 @@ def _query_step(query: QueryFacts, batch: Batch) -> str:
 def _refuse_untold(found: Survey, restored: Collection[str], since_ms: int) -> None:
     """Refuse a table that perhaps a query has written without a transaction: its rows would come twice."""
     for table in found.tables:
-        strangers = tuple(c for c in table.strangers(-1) if c.at_ms > since_ms and c.data_change)
+        late = {c.version for c in table.since(since_ms + 1)}
+        strangers = tuple(c for c in table.strangers(-1) if c.version in late and c.data_change)
         if strangers and table.uri not in restored:
             raise Refused(
                 f"table {table.uri} was changed after the moment by commits that name no batch of a query: "

@@ -90,6 +90,15 @@ class TableFacts:
             if c.version > after and (c.data_change or c.redefines) and not self.is_own(c)
         )
 
+    def since(self, moment_ms: int) -> tuple[LogCommit, ...]:
+        """Return the commits from a moment on, oldest first; one without a time counts as its successor."""
+        found, at_ms = list[LogCommit](), NEVER
+        for commit in reversed(self.path):
+            at_ms = commit.at_ms or at_ms
+            if at_ms >= moment_ms:
+                found.append(commit)
+        return tuple(reversed(found))
+
     def written(self, query: QueryFacts) -> tuple[Written, ...]:
         """Return what a query has written to the table, under each of its application ids."""
         return tuple(
@@ -138,7 +147,7 @@ def read_table(place: Place, queries: Sequence[QueryFacts], until: int | None = 
             commits.append(commit)
             for app in [a for a, batch in commit.transactions.items() if batch <= oldest.get(a, -1)]:
                 del oldest[app]
-        if None in found or (not oldest and commits[-1].at_ms < since - CLOCKS_MS):
+        if None in found or (not oldest and 0 < commits[-1].at_ms < since - CLOCKS_MS):
             break
     commits.reverse()
     return TableFacts(
@@ -170,9 +179,11 @@ def told_by_time(table: TableFacts, candidates: Sequence[QueryFacts]) -> TableFa
     """
     times = {query.name: query.times for query in candidates if query.times}
     since = min((a.begun_ms for of in times.values() for a in of.values()), default=NEVER)
-    commits = {int(c.version): c.at_ms for c in table.path if _is_untold(c) and c.at_ms >= since - CLOCKS_MS}
+    commits = {int(c.version): c.at_ms for c in table.since(since - CLOCKS_MS) if _is_untold(c)}
     if not times or not commits:
         return table
+    if timeless := [version for version, at_ms in commits.items() if not at_ms]:
+        return replace(table, timed=f"version {timeless[0]} was recorded without one")
     told = batches_by_time(commits, times, CLOCKS_MS)
     if isinstance(told, str):
         return replace(table, timed=told)
