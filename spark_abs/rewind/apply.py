@@ -231,10 +231,11 @@ def _restore(place: Place, goal: TableGoal, journal: Journal, numbers: Mapping[s
         for made in since:
             if (mark := mark_of(made.metadata)) is not None and mark.sparkAbsRewind == journal.rewind:
                 return made.version
-        _refuse_others(goal, since, journal)
         # A driver that still runs may have ended the batch that is undone, in a table that had none of it.
         late = any(c.data_change and not goal.transactions.keys().isdisjoint(c.transactions) for c in since)
         restored = goal.restored or late
+        if restored and not journal.undo_others:
+            _refuse_others(goal, since)
         said = to_json(Mark(journal.rewind, goal.version if restored else None))
         transactions = {app: numbers[query] for app, query in goal.transactions.items()}
         commit = Commit((), transactions, said, replace=restored)
@@ -257,10 +258,10 @@ def version_of(table: Table, rewind: str, after: int) -> Version | None:
     return None
 
 
-def _refuse_others(goal: TableGoal, since: Sequence[LogCommit], journal: Journal) -> None:
+def _refuse_others(goal: TableGoal, since: Sequence[LogCommit]) -> None:
     """Refuse rows that others have added since the plan; a query that was not stopped is none of them."""
     added = [c for c in since if c.data_change and goal.transactions.keys().isdisjoint(c.transactions)]
-    if added and goal.restored and not journal.undo_others:
+    if added:
         raise Refused(
             f"table {goal.uri}: others have changed rows in version {added[0].version} while the rewind "
             "worked, and it would undo that: say --force rows to finish it if these rows may go"

@@ -20,9 +20,10 @@ from spark_abs.errors import Refused
 from spark_abs.rewind.apply import apply
 from spark_abs.rewind.prepare import Prepared, listed
 from spark_abs.rewind.purge import purge
+from spark_abs.rewind.undo import Finished, finish
 from spark_abs.store.failpoint import no_failpoint
-from spark_abs.store.storage import DEFAULTS
-from tests.plain_queries import SHAPES, PlainQuery, World, added, names_in, rows_of, text_of
+from spark_abs.store.storage import DEFAULTS, Place
+from tests.plain_queries import SHAPES, Crash, PlainQuery, World, added, append, names_in, rows_of, text_of
 
 W = TypeVar("W", bound=World)
 
@@ -324,3 +325,55 @@ def test_a_purge_that_was_killed_is_repeated_and_no_undo_comes_between(tmp_path:
             break
     assert number > 3
     world.is_whole(7)
+def test_rows_of_others_stay_although_a_late_driver_makes_their_table_go_back(tmp_path: Path) -> None:
+    """The table was to keep its rows until a driver that still ran had ended its batch."""
+    world = World(tmp_path, "chain", seed=3, files=12)
+    bronze, silver, gold = world.queries()
+    for query in (bronze, silver, gold):
+        query.start()
+        assert query.step(3)
+    assert all(query.step(3) for query in (bronze, silver))
+    with suppress(Crash):
+        gold.step(3, crash="planned")
+    prepared = world.prepare()
+    (goal,) = (one for one in prepared.plan.journal.tables if one.uri.endswith("/gold"))
+    assert not goal.restored
+    ((app, _),) = goal.transactions.items()
+    table = tmp_path / "t" / "gold"
+
+    def late(point: str) -> None:
+        if point == "begun":
+            append(table, [1000], {app: 1})
+            append(table, [1001], {})
+
+    with pytest.raises(Refused, match="others have changed rows in version"):
+        apply(prepared.plan, DEFAULTS, require_still=prepared.require_still, at=late)
+    assert 1001 in rows_of(table)
+    finish(*world.places(), at=no_failpoint, undo_others=True)
+    world.is_whole(3)
+
+
+def test_an_undo_leaves_queries_that_the_rewind_did_not_have(tmp_path: Path) -> None:
+    """They are given beside those of the rewind, and one of them is within a batch."""
+    world = World(tmp_path, "chain", seed=3, files=12)
+    bronze, silver, gold = world.queries()
+    for query in (bronze, silver, gold):
+        query.start()
+        assert all(query.step(1) for _ in range(5 if query is bronze else 4))
+    checkpoints, tables = world.places()
+    silver_alone = [place for place in checkpoints if place.uri.endswith("/silver")]
+    gone = prepare(silver_alone, tables, storage=DEFAULTS, now_ms=1, at={"silver": 2}, undo_others=True)
+    (goal,) = gone.plan.journal.queries
+    apply(gone.plan, DEFAULTS, require_still=gone.require_still, at=no_failpoint)
+    others = [query for query in (bronze, gold) if query.checkpoint.uri != goal.uri]
+    with pytest.raises(Crash):
+        bronze.step(1, crash="planned")
+
+    def there() -> dict[str, list[str]]:
+        return {query.name: sorted(names_in(query.checkpoint, "offsets")) for query in others}
+
+    before = there()
+    world.undo()
+    assert there() == before
+
+
