@@ -25,7 +25,7 @@ from pyarrow import fs
 
 from spark_abs.rewind.apply import apply
 from spark_abs.rewind.prepare import Prepared, checkpoints_at, new_id, prepare, tables_at
-from spark_abs.rewind.undo import find_undo, finish, undo
+from spark_abs.rewind.undo import Finished, find_undo, finish, undo
 from spark_abs.store.failpoint import no_failpoint
 from spark_abs.store.storage import Place
 
@@ -372,7 +372,7 @@ class World:
     def undo(self, failpoint: Callable[[str], None] = no_failpoint) -> None:
         """Take the newest rewind back."""
         places = self.places()
-        undo(find_undo(*places), *places, rewind=new_id(self._tick()), now_ms=2_000, at=failpoint)
+        undo(find_undo(*places), places[1], rewind=new_id(self._tick()), now_ms=2_000, at=failpoint)
 
     def any_batch(self) -> dict[str, int]:
         """Return a random batch of a random query as the bound."""
@@ -396,7 +396,7 @@ class World:
                 query.step(3, crash=self.chance.choice(["", "read", "written"]))
         return queries
 
-    def finish(self, failpoint: Callable[[str], None] = no_failpoint) -> object:
+    def finish(self, failpoint: Callable[[str], None] = no_failpoint) -> Finished | None:
         """Finish a rewind that was killed."""
         return finish(*self.places(), at=failpoint)
 

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from spark_abs.codec import from_json
@@ -113,6 +113,11 @@ class QueryGoal:
         return self.number != self.batch
 
 
+def in_order(goals: Iterable[QueryGoal]) -> tuple[QueryGoal, ...]:
+    """Return the goals in the order in which directories are claimed: of two rewinds one gets all."""
+    return tuple(sorted(goals, key=lambda goal: goal.uri))
+
+
 @dataclass(frozen=True, slots=True)
 class Journal:
     """The plan of a rewind that has begun."""
@@ -120,6 +125,7 @@ class Journal:
     rewind: str
     at_ms: int
     queries: tuple[QueryGoal, ...]
+    """As `in_order`: the directory of the first one decides whether the rewind has begun."""
     tables: tuple[TableGoal, ...]
     undo_others: bool = False
     """Whether commits of others are undone, too."""

@@ -10,7 +10,7 @@ from spark_abs.cuts.cut import NEVER, Batch
 from spark_abs.errors import Refused
 from spark_abs.markup import plan
 from spark_abs.quantities import time_said
-from spark_abs.rewind.journal import Journal, QueryGoal, TableGoal
+from spark_abs.rewind.journal import Journal, QueryGoal, TableGoal, in_order, mark_of
 from spark_abs.rewind.kept import KeptCut
 from spark_abs.rewind.query import QueryFacts
 from spark_abs.rewind.survey import Survey
@@ -112,7 +112,7 @@ def plan_rewind(
     if queries and not others_stay:
         _refuse_untold(found, back, min(batch.ended_ms for batch in chosen.values()))
     return RewindPlan(
-        Journal(rewind, now_ms, tuple(queries), tuple(goals), undo_others),
+        Journal(rewind, now_ms, in_order(queries), tuple(goals), undo_others),
         found.pipeline.ended_ms(cut),
         tuple(steps),
         found.notes,

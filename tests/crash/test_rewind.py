@@ -282,24 +282,43 @@ def test_of_two_rewinds_at_the_same_instant_one_gives_way(tmp_path: Path) -> Non
     assert number > 10
 
 
-def test_a_rewind_that_another_call_finishes_or_withdraws_meanwhile(tmp_path: Path) -> None:
-    """It had not died, as the other call supposed."""
-    first = World(tmp_path / "first" / "live", "chain", seed=7, files=8)
+class Reversed(World):
+    """Its checkpoint directories are given in another order."""
+
+    def places(self) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
+        checkpoints, tables = super().places()
+        return checkpoints[::-1], tables
+
+
+@pytest.mark.parametrize("kind", [World, Reversed])
+def test_a_rewind_that_another_call_finishes_or_withdraws_meanwhile(
+    tmp_path: Path, kind: type[World]
+) -> None:
+    """It had not died, as the other call supposed; a rewind that was withdrawn does not begin."""
+    first = kind(tmp_path / "first" / "live", "chain", seed=7, files=8)
     first.run(20)
     *_, (_, oldest) = listed(*first.places())
     withdrawn = 0
     for number, world in worlds(first):
-        left = iter(range(number, -1, -1))
+        left, answers = iter(range(number, -1, -1)), list[Finished | None]()
 
-        def other(_: str, left: Iterator[int] = left, world: World = world) -> None:
+        def other(
+            _: str,
+            left: Iterator[int] = left,
+            world: World = world,
+            answers: list[Finished | None] = answers,
+        ) -> None:
             if next(left, -1) == 0:
-                world.finish()
+                answers.append(world.finish())
 
+        refused = False
         try:
             world.rewind(oldest, other)
         except Refused:
+            refused = True
             withdrawn += 1
-        world.finish()
+        assert refused == any(found is not None and not found.finished for found in answers), number
+        assert world.finish() is None
         world.is_whole(number)
         if next(left, -1) >= 0:
             break
