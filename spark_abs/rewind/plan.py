@@ -182,15 +182,19 @@ def _table_step(table: TableFacts, goal: TableGoal, strangers: tuple[LogCommit, 
     if not goal.restored:
         return f"table {table.uri}: no rows change, only the numbers of its writers' batches"
     undone = [c for c in table.path if c.version > goal.version and c.data_change]
-    left = {path for c in undone for path in c.removed}
-    rows = sum(file.rows for c in undone for file in c.adds if file.path not in left)
+    rows = dict[str, int]()
+    for commit in undone:
+        for path in commit.removed:
+            rows.pop(path, None)
+        rows |= {file.path: file.rows for file in commit.adds}  # an undo adds files again
+    ran = sum(mark_of(commit.metadata) is None for commit in undone)
     writers = sorted({table.writers[app] for c in undone for app in c.transactions if app in table.writers})
     by = f" of {', '.join(writers)}" if writers else ""
     said = f"back to the rows of version {goal.version}" if goal.version >= 0 else "to no rows"
     others = f", {len(strangers)} of them by others" if strangers else ""
     return (
-        f"table {table.uri}: from version {goal.before} {said}; {len(undone)} commits{by} are undone"
-        f"{others}, {rows} of the present rows go"
+        f"table {table.uri}: from version {goal.before} {said}; {ran} commits{by} are undone"
+        f"{others}, {sum(rows.values())} of the present rows go"
     )
 
 
@@ -210,11 +214,14 @@ def query_goal(query: QueryFacts, batch: int) -> QueryGoal:
 
 
 def _query_step(query: QueryFacts, batch: Batch) -> str:
-    again = query.planned - batch.number
-    if not again:
+    if query.planned == batch.number:
         return f"query {query.name!r}: stays at batch {batch.number}, and next reads what comes after it"
-    said = f"from batch {query.planned} back to batch {batch.number}"
-    return f"query {query.name!r}: {said}; what {again} batches read is read again, under new numbers"
+    again = sum(number > batch.number for number in query.times)
+    said = f"query {query.name!r}: from batch {query.planned} back to batch {batch.number}"
+    if not again:
+        return said
+    batches = "the batch after it" if again == 1 else f"the {again} batches after it"
+    return f"{said}; what {batches} read is read again, under new numbers"
 
 
 def _refuse_untold(found: Survey, restored: Collection[str], since_ms: int) -> None:

@@ -198,6 +198,24 @@ def test_a_rewind_is_taken_back(world: World) -> None:
     world.is_whole(3)
 
 
+def test_the_plan_counts_the_same_rows_and_batches_after_a_rewind_and_its_undo(world: World) -> None:
+    """Meanwhile batches have new numbers, and the files of a table were taken away and added again."""
+
+    def counted() -> list[str]:
+        said = " ".join(rewind(world, *oldest, "--dry-run").stdout.split())
+        return re.findall(r"what the (?:\d+ batches|batch)|\d+ commits|\d+ of the present rows", said)
+
+    for query in world.queries():
+        query.drain(5)
+    batches = json.loads(rewind(world, "--list", "--output", "json").stdout)[-1]["batches"]
+    oldest = [f"--at={query}={batch}" for query, batch in batches.items()]
+    before = counted()
+    assert len(before) > 4
+    rewind(world, *oldest, "--yes")
+    rewind(world, "--undo", "--yes")
+    assert counted() == before
+
+
 def test_kept_files_are_purged_and_then_there_is_no_undo(world: World) -> None:
     assert "No rewind has kept files" in rewind(world, "--purge", "--yes").stdout
     rewind(world, "--at=bronze=1", "--yes")
