@@ -20,7 +20,7 @@ from spark_abs.errors import DamageError, Refused
 from spark_abs.model import BatchId, Version, checked_relative
 from spark_abs.rewind.files import advanced_source_log, later_schemas, newer
 from spark_abs.rewind.journal import DIRECTORY, FENCE, MARK, Fence, Journal, QueryGoal, Rewound, top_of
-from spark_abs.rewind.kept import KEPT, brought
+from spark_abs.rewind.kept import KEPT, brought, forget_brought, record_brought
 from spark_abs.rewind.query import fence_of
 from spark_abs.rewind.state import chains, copies, empty_base, raised_lineage, with_lineage_of
 from spark_abs.snapshots.capture import Captured, capture, newest_batch
@@ -82,9 +82,30 @@ class Files:
                         self.take_away(old)
                 self.place.move(f"{self._top}/{KEPT}/{path}", path)
 
-    def take_out(self) -> None:
-        """Delete the files of a kept cut of which there were none; called when the copies are back."""
-        for path in brought(self.place, self._top).new:
+    def hand_over(self, rewind: str, at: Failpoint) -> None:
+        """Move the files of a kept cut to an undo, before copies are put back; it may put them in again.
+
+        Args:
+            rewind: the id of the undo.
+            at: called with the name of each point where a kill is tried.
+        """
+        come, to = brought(self.place, self._top), top_of(rewind)
+        if not come.files:  # there are none, or an earlier call has moved them
+            return
+        record_brought(self.place, to, come)
+        for path in come.files:
+            if self.place.below(path).exists():
+                at("handed")
+                self.place.move(path, f"{to}/{KEPT}/{path}")
+        forget_brought(self.place, self._top)
+
+    def take_out(self, rewind: str) -> None:
+        """Delete files of a kept cut of which there were none before, also copies that were put back.
+
+        Args:
+            rewind: the id of the undo that they were handed to.
+        """
+        for path in brought(self.place, top_of(rewind)).new:
             self.place.remove(checked_relative(path))
 
     def forget_record(self) -> None:
@@ -235,6 +256,8 @@ def bring_back(
     record = f"{top_of(journal.rewind)}/rewound.json"
     if place.read(record) is not None:
         return
+    if journal.undoes:  # it goes to batches that Spark has
+        forget_brought(place, top_of(journal.rewind))
     if query.moves:
         _change(Files(place, journal.rewind), query, versions, at)
     made = Rewound(journal.rewind, journal.at_ms, query.batch, query.number)

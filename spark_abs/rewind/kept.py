@@ -162,7 +162,7 @@ def bring(cut: KeptCut, place: Place, top: str) -> None:
     wanted = [file for file in cut.files(place.uri) if not _is_there(place, file)]
     there = {file.path for file in wanted if place.below(file.path).exists()}
     new = tuple(file.path for file in wanted if file.path not in there)
-    place.write(f"{top}/{_BROUGHT}", to_json(Brought(tuple(file.path for file in wanted), new)).encode())
+    record_brought(place, top, Brought(tuple(file.path for file in wanted), new))
     below = place.below(f"{top}/{KEPT}")
     with PackReader(cut.root) as reader:
         where = locate(cut.root, reader, wanted)
@@ -184,8 +184,13 @@ def brought(place: Place, top: str) -> Brought:
     return found
 
 
+def record_brought(place: Place, top: str, files: Brought) -> None:
+    """Record which files of a kept cut a rewind brings back, before they come."""
+    place.write(f"{top}/{_BROUGHT}", to_json(files).encode())
+
+
 def forget_brought(place: Place, top: str) -> None:
-    """Delete the copies of a rewind that was withdrawn."""
+    """Delete the files that a rewind has not put in, and will not."""
     for path in brought(place, top).files:
         place.remove(f"{top}/{KEPT}/{path}")
     place.remove(f"{top}/{_BROUGHT}")

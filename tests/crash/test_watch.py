@@ -24,7 +24,7 @@ from spark_abs.store.storage import DEFAULTS
 from spark_abs.watch.watcher import look, newest_kept, watching
 from tests.crash import watcher
 from tests.crash.test_rewind import Killed, killed_at, worlds
-from tests.plain_queries import SHAPES
+from tests.plain_queries import SHAPES, rows_of
 from tests.watched_queries import StatefulQuery, WatchedWorld
 
 
@@ -111,6 +111,34 @@ def test_an_undo_leaves_none_of_the_files_that_came_from_the_root(tmp_path: Path
     world.undo()
     assert came.isdisjoint(there())
     world.is_whole(1)
+
+
+@pytest.mark.parametrize("every", [17, pytest.param(3, marks=pytest.mark.long)])
+def test_an_undo_that_is_not_possible_leaves_a_rewind_to_a_kept_cut(tmp_path: Path, every: int) -> None:
+    """The rows of before are gone; killed at any point, it ends with the rewind as it was, and no fence."""
+    first = worked(tmp_path, "chain", seed=1)
+    *_, at = (cut for cut in first.kept() if cut not in of_spark(first))
+    first.rewind(at)
+    assert list(first.base.glob("c/*/_rewind/*/brought.json"))
+    for table in (first.base / "t").iterdir():
+        for gone in DeltaTable(str(table)).vacuum(retention_hours=0, enforce_retention_duration=False):
+            (table / gone).unlink()
+    for number, world in worlds(first, every):
+        rows = {table: rows_of(table) for table in (world.base / "t").iterdir()}
+        killed = False
+        try:
+            with pytest.raises(Refused, match="cannot be undone, and stands"):
+                world.undo(killed_at(number))
+        except Killed:
+            killed = True
+            with suppress(Refused):
+                world.finish()
+        assert world.finish() is None
+        assert {table: rows_of(table) for table in rows} == rows
+        world.is_whole(number)
+        if not killed:
+            break
+    assert number > 20
 
 
 def test_a_rewind_that_finds_the_root_damaged_changes_nothing(tmp_path: Path) -> None:
