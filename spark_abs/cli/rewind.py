@@ -170,7 +170,7 @@ def _undo(ctx: Context, given: Given, *, dry_run: bool, yes: bool, wait_ms: int)
     if not agreed(out, plain, dry_run=dry_run, yes=yes):
         return
     ctx.pause(wait_ms / 1000)
-    undo(found, *given, rewind=new_id(ctx.now_ms()), now_ms=ctx.now_ms(), at=no_failpoint)
+    undo(found, given[1], rewind=new_id(ctx.now_ms()), now_ms=ctx.now_ms(), at=no_failpoint)
     out.result({"applied": True, **plain}, lambda out: out.line("The rewind is undone: start the queries"))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from spark_abs.cuts.cut import NoAlignedCut, newest_cut
-from spark_abs.errors import DamageError, Refused, UsageError
+from spark_abs.cuts.cut import newest_cut
+from spark_abs.errors import AbsError, DamageError, Refused, UsageError
 from spark_abs.rewind.apply import (
     begin,
     carry_out,
@@ -17,12 +17,12 @@ from spark_abs.rewind.apply import (
     write_journal,
 )
 from spark_abs.rewind.directory import Files
-from spark_abs.rewind.journal import PURGED, Journal, top_of
+from spark_abs.rewind.journal import PURGED, Journal, in_order, top_of
 from spark_abs.rewind.plan import plan_rewind, query_goal
 from spark_abs.rewind.query import QueryFacts, is_still, read_queries, rewinds_of, unfinished
 from spark_abs.rewind.survey import survey
 from spark_abs.store.failpoint import Failpoint
-from spark_abs.store.storage import Place
+from spark_abs.store.storage import Place, Storage
 from spark_abs.store.table import Table
 
 
@@ -59,7 +59,7 @@ def finish(
     _require_given(held.rewind, [table.uri for table in journal.tables], tables)
     journal = replace(journal, undo_others=undo_others or journal.undo_others)
     if not journal.planned:
-        journal = _second_half(journal, checkpoints, tables, at)
+        journal = _second_half(journal, storage, tables, at)
     carry_out(journal, storage, at)
     return Finished(held.rewind, True)
 
@@ -154,7 +154,6 @@ def _is_purged(place: Place, rewind: str) -> bool:
 
 def undo(
     found: Undo,
-    checkpoints: Sequence[Place],
     tables: Sequence[Place],
     *,
     rewind: str,
@@ -163,29 +162,28 @@ def undo(
 ) -> None:
     """Take a rewind back: files first, then all goes to the newest aligned cut of the time before it.
 
-    The queries of that time may not have been at one: what they had not read, they read again.
+    The queries of that time may not have been at one: what they had not read, they read again. Queries that
+    the rewind did not have stay as they are.
 
     Raises:
         Refused: something has moved meanwhile; nothing was changed.
     """
-    storage = checkpoints[0].storage
+    storage = found.queries[0].place.storage
     journal = Journal(
         rewind,
         now_ms,
-        queries=tuple(query_goal(q, q.planned) for q in read_queries(checkpoints) if q.planned >= 0),
+        queries=in_order(query_goal(query, query.planned) for query in found.queries),
         tables=(),
         undoes=found.journal.rewind,
         planned=False,
     )
     begin(journal, storage, require_still=found.require_still, at=at)
-    carry_out(_second_half(journal, checkpoints, tables, at), storage, at)
+    carry_out(_second_half(journal, storage, tables, at), storage, at)
 
 
-def _second_half(
-    journal: Journal, checkpoints: Sequence[Place], tables: Sequence[Place], at: Failpoint
-) -> Journal:
+def _second_half(journal: Journal, storage: Storage, tables: Sequence[Place], at: Failpoint) -> Journal:
     """Put the files back, and plan the way to the newest cut of then; every step can be repeated."""
-    storage, undone = checkpoints[0].storage, journal.undoes
+    undone, checkpoints = journal.undoes, [storage.place(query.uri) for query in journal.queries]
     before = _journal_in(checkpoints, undone)
     if before is None:
         raise DamageError(f"the plan of rewind {undone} is missing")
@@ -193,8 +191,9 @@ def _second_half(
     for query in journal.queries:
         files = Files(storage.place(query.uri), undone)
         if query.uri in changed:
+            files.hand_over(journal.rewind, at)
             files.put_back(changed[query.uri], at)
-            files.take_out()
+            files.take_out(journal.rewind)
         files.forget_record()
     at("put back")
     restored = [goal for goal in before.tables if goal.restored]
@@ -213,7 +212,7 @@ def _second_half(
             used={goal.uri: goal.number for goal in before.queries},
         )
         plan = check_plan(plan, storage)
-    except (Refused, NoAlignedCut) as error:
+    except AbsError as error:
         again = tuple(replace(goal, before=present.get(goal.uri, goal.before)) for goal in before.tables)
         earlier = {goal.uri: goal for goal in before.queries}
         queries = tuple(earlier.get(goal.uri, goal) for goal in journal.queries)  # all fences go

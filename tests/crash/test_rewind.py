@@ -18,7 +18,7 @@ import pytest
 from spark_abs.cuts.cut import NoAlignedCut, newest_cut
 from spark_abs.errors import Refused
 from spark_abs.rewind.apply import apply
-from spark_abs.rewind.prepare import Prepared, listed
+from spark_abs.rewind.prepare import Prepared, listed, prepare
 from spark_abs.rewind.purge import purge
 from spark_abs.rewind.undo import Finished, finish
 from spark_abs.store.failpoint import no_failpoint
@@ -325,25 +325,6 @@ def test_a_rewind_that_another_call_finishes_or_withdraws_meanwhile(
     assert 0 < withdrawn < number
 
 
-def test_a_purge_that_was_killed_is_repeated_and_no_undo_comes_between(tmp_path: Path) -> None:
-    first = World(tmp_path / "first" / "live", "chain", seed=7, files=8)
-    first.run(20)
-    *_, (_, oldest) = listed(*first.places())
-    first.rewind(oldest)
-    checkpoints, _ = first.places()
-    for number, world in worlds(first):
-        try:
-            purge(checkpoints, call="p", at=killed_at(number))
-        except Killed:
-            if number:
-                with pytest.raises(Refused, match="were purged: it can no longer be undone"):
-                    world.undo()
-            purge(checkpoints, call="q", at=no_failpoint)
-            assert not list(world.base.glob("c/*/_rewind/*/files"))
-        else:
-            break
-    assert number > 3
-    world.is_whole(7)
 def test_rows_of_others_stay_although_a_late_driver_makes_their_table_go_back(tmp_path: Path) -> None:
     """The table was to keep its rows until a driver that still ran had ended its batch."""
     world = World(tmp_path, "chain", seed=3, files=12)
@@ -396,3 +377,22 @@ def test_an_undo_leaves_queries_that_the_rewind_did_not_have(tmp_path: Path) -> 
     assert there() == before
 
 
+def test_a_purge_that_was_killed_is_repeated_and_no_undo_comes_between(tmp_path: Path) -> None:
+    first = World(tmp_path / "first" / "live", "chain", seed=7, files=8)
+    first.run(20)
+    *_, (_, oldest) = listed(*first.places())
+    first.rewind(oldest)
+    checkpoints, _ = first.places()
+    for number, world in worlds(first):
+        try:
+            purge(checkpoints, call="p", at=killed_at(number))
+        except Killed:
+            if number:
+                with pytest.raises(Refused, match="were purged: it can no longer be undone"):
+                    world.undo()
+            purge(checkpoints, call="q", at=no_failpoint)
+            assert not list(world.base.glob("c/*/_rewind/*/files"))
+        else:
+            break
+    assert number > 3
+    world.is_whole(7)
