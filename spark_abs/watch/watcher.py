@@ -18,6 +18,7 @@ from spark_abs.cuts.cut import newest_cut
 from spark_abs.errors import (
     AbortReason,
     AbsError,
+    CheckpointNotFound,
     CommitStateUnknown,
     DamageError,
     RootNotFound,
@@ -258,7 +259,7 @@ class Watcher:
         for cut in candidates(found, self.newest):
             try:
                 done = self._keep_cut(found, cut)
-            except (CaptureIncomplete, DamageError, _Moved) as error:
+            except (CaptureIncomplete, DamageError, _NotKept) as error:
                 passed.append(str(error))
                 continue
             break
@@ -274,7 +275,7 @@ class Watcher:
             manifest = self._copy(found, cut, barrier)
             self._failpoint("watch.manifest.before")
             if not self._complete(manifest):
-                raise _Moved(f"cut {barrier.id} was aborted by another watcher meanwhile")
+                raise _NotKept(f"cut {barrier.id}: its manifest could not be committed")
         except BaseException as error:
             self._abort(barrier, error)
             raise
@@ -293,7 +294,7 @@ class Watcher:
         Raises:
             CaptureIncomplete: Spark has deleted a file, or not written it yet.
             DamageError: a file is not whole.
-            _Moved: a query was rewound or begun anew meanwhile.
+            _NotKept: a query was rewound or begun anew meanwhile.
         """
         names, stages = stage_names(found.queries), list[StageSnapshot]()
         for query in found.queries:
@@ -318,17 +319,29 @@ class Watcher:
         )
 
     def _complete(self, manifest: Manifest) -> bool:
+        """Commit a manifest; False if it is aborted instead.
+
+        If the store does not confirm the commit, the id is aborted, unless the commit did take place.
+        """
         try:
-            return self._checkpoints.complete(manifest)
+            return self._checkpoints.complete(manifest) or self._is_complete(manifest.id)
         except CommitStateUnknown:
-            # If it is too late to abort it, it did take place.
-            return not self._checkpoints.abort(manifest.id, self._storage.run)
+            self._checkpoints.abort(manifest.id, self._storage.run)
+            return self._is_complete(manifest.id)
+
+    def _is_complete(self, cut: CheckpointId) -> bool:
+        try:
+            self._checkpoints.load(cut)
+        except CheckpointNotFound:
+            return False
+        return True
 
     def _abort(self, barrier: Barrier, error: BaseException) -> None:
         """Abort the id, unless its manifest is committed; if the store fails, the next round does it."""
         self._storage.unpin(barrier.id, completed=False)
         with suppress(Exception):
-            if not self._checkpoints.abort(barrier.id, self._storage.run):
+            self._checkpoints.abort(barrier.id, self._storage.run)
+            if self._is_complete(barrier.id):
                 self._control.update(lambda state: ledger.settle(state, completed=(barrier.id,)))
                 return
             gone = Aborted(barrier.id, AbortReason.DECLINED, str(error).partition("\n")[0])
@@ -360,11 +373,13 @@ class Watcher:
         self._trimmed += 1
 
 
-class _Moved(AbsError):
-    """A query is no longer the one that was surveyed."""
+class _NotKept(AbsError):
+    """A query is no longer the one that was surveyed, or the store did not take the manifest."""
 
 
 def _require_same(query: QueryFacts, part: StageSnapshot) -> None:
     """Refuse the copy of a query that was rewound, or begun anew with another id, since the survey."""
     if identity(part) != of_text(query.metadata):
-        raise _Moved(f"query {query.name!r} was begun anew, or a rewind of it has begun, while it was copied")
+        raise _NotKept(
+            f"query {query.name!r} was begun anew, or a rewind of it has begun, while it was copied"
+        )

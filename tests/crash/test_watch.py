@@ -12,8 +12,10 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_abs.cuts.cut import NoAlignedCut
-from spark_abs.errors import DamageError, Fenced, Refused, RunAlive
+from spark_abs.errors import CommitStateUnknown, DamageError, Fenced, Refused, RunAlive
 from spark_abs.keep import keep_words
+from spark_abs.manifest import Manifest
+from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.observe.progress import SILENT
 from spark_abs.observe.verification import verify_root
 from spark_abs.protocol import control as ledger
@@ -336,3 +338,33 @@ def test_an_offset_file_that_is_not_text_is_damage(tmp_path: Path) -> None:
     newest.write_bytes(newest.read_bytes() + b"\xc3")
     with pytest.raises(DamageError, match=f"offsets/{newest.name} is not text"):
         world.prepare()
+
+
+@pytest.mark.parametrize("stands", [False, True], ids=["not committed", "committed"])
+def test_a_cut_whose_commit_is_not_confirmed_is_kept_or_aborted_as_the_store_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stands: bool
+) -> None:
+    world = WatchedWorld(tmp_path / "live", "chain", 3, 40)
+    world.run(15)
+    world.settle()
+    complete, tried = Checkpoints.complete, list[int]()
+
+    def unconfirmed(checkpoints: Checkpoints, manifest: Manifest) -> bool:
+        tried.append(manifest.id)
+        if len(tried) > 1:
+            return complete(checkpoints, manifest)
+        if stands:
+            complete(checkpoints, manifest)
+        raise CommitStateUnknown("the store did not confirm it")
+
+    monkeypatch.setattr(Checkpoints, "complete", unconfirmed)
+    found = world.watch()
+    state = Control.open(world.root).state
+    assert state.claims == ()
+    if stands:
+        assert (tried, found.kept, found.passed, state.aborted) == ([1], 1, (), ())
+    else:
+        assert (tried, found.kept) == ([1, 2], 2)
+        assert [gone.id for gone in state.aborted] == [1]
+        assert found.passed == (state.aborted[0].detail,)
+        assert found.passed == ("cut 1: its manifest could not be committed",)
