@@ -9,6 +9,7 @@ from functools import partial
 from types import FrameType
 
 import click
+from deltalake.exceptions import DeltaError
 
 from spark_abs.cli.lists import Lists, checkpoints_option
 from spark_abs.cli.output import Output, moment, size
@@ -22,6 +23,8 @@ from spark_abs.watch.watcher import Round, look, newest_kept, require_apart, was
 
 KEEP = ("24h:all", "7d:1h")
 """Delta's VACUUM leaves the files of a week."""
+_NEXT_LOOK = (NoAlignedCut, Refused, DamageError, UsageError, CommitStateUnknown, DeltaError, OSError)
+"""Errors of a look that the next one may not meet."""
 
 
 @click.command(cls=Lists)
@@ -95,7 +98,7 @@ def watch(
                 if found is not None:
                     done = watcher.round(found)
                     out.result(done, partial(_show, done))
-            except (NoAlignedCut, Refused, DamageError, UsageError, CommitStateUnknown, OSError) as error:
+            except _NEXT_LOOK as error:
                 out.say(f"nothing was kept at this look, the next is in {every}: {error}")
             ctx.pause(pause_s)
 
@@ -125,6 +128,8 @@ def _show(done: Round, out: Output) -> None:
         f"Kept cut {done.kept}, of {moment(done.moment_ms)}, {size(done.size_full)}, of which "
         f"{size(done.size_new)} are new: {batches}"
     )
+    if done.unfinished is not None:
+        out.line(f"What comes after a kept cut has failed, a later look makes up for it: {done.unfinished}")
 
 
 def _words(keep: tuple[str, ...]) -> Keep:

@@ -14,7 +14,7 @@ from spark_abs.snapshots import packs
 from spark_abs.snapshots.retention import retired
 from spark_abs.store import control, history
 from spark_abs.store.clock import now_ms
-from spark_abs.store.history import History, HistoryEvent, HistoryRow
+from spark_abs.store.history import History, HistoryEvent, HistoryRow, unless_refused
 from spark_abs.store.root import Root
 from spark_abs.store.table import Table
 
@@ -45,7 +45,8 @@ def retire(root: Root, checkpoints: Checkpoints, state: ControlState, *, run: Ru
         if checkpoints.retire(gone, run):
             break
     rows = [HistoryRow(now_ms(), HistoryEvent.RETIRED, state.attempt.id, run, i) for i in gone]
-    History(root).append(rows)
+    with unless_refused():
+        History(root).append(rows)
 
 
 def trim_tables(root: Root) -> None:

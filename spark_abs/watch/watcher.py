@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
+from deltalake.exceptions import DeltaError
+
 from spark_abs.cuts.cut import newest_cut
 from spark_abs.errors import (
     AbortReason,
@@ -21,6 +23,7 @@ from spark_abs.errors import (
     CheckpointNotFound,
     CommitStateUnknown,
     DamageError,
+    Fenced,
     RootNotFound,
     RunAlive,
     UsageError,
@@ -71,6 +74,9 @@ class Round:
     size_full: int = 0
     passed: tuple[str, ...] = ()
     """Why newer cuts were passed over."""
+    unfinished: str | None = None
+    """Why the clean-up after the kept cut failed; None if it did not. The cut stays kept, and later rounds
+    make up for it."""
 
 
 def look(checkpoints: Sequence[Place], tables: Sequence[Place], newest: Manifest | None) -> Survey | None:
@@ -158,7 +164,7 @@ def watching(
         how = f"failed: {error}".partition("\n")[0]
         raise
     finally:
-        with suppress(OSError, AbsError):
+        with suppress(AbsError, DeltaError, OSError):
             control.update(lambda state: ledger.end_run(state, run, how))
             renew(root, own_lease(run, now_ms()), now_ms(), ended=True)
 
@@ -250,7 +256,9 @@ class Watcher:
         Raises:
             Refused: a query has state in a format that is not known.
             Fenced: another watcher has taken over.
-            OSError: a store cannot be read or written now; the next round goes on.
+            DamageError: the root is damaged.
+            CommitStateUnknown, DeltaError, OSError: a store cannot be read or written now, and nothing is
+                kept; the next round goes on.
         """
         abort_open(self._control, self._checkpoints, self._storage.run)
         done, passed = Round(None), list[str]()
@@ -263,8 +271,6 @@ class Watcher:
                 passed.append(str(error))
                 continue
             break
-        if done.kept is not None:
-            self._tidy()
         return replace(done, passed=tuple(passed))
 
     def _keep_cut(self, found: Survey, cut: Mapping[str, int]) -> Round:
@@ -279,14 +285,34 @@ class Watcher:
         except BaseException as error:
             self._abort(barrier, error)
             raise
-        self._failpoint("watch.manifest.after")
-        self._control.update(lambda state: ledger.settle(state, completed=(barrier.id,)))
-        self._storage.unpin(barrier.id, completed=True)
-        self._record(HistoryEvent.COMPLETED, barrier, manifest)
+        unfinished = self._finish(barrier, manifest)
         batches = tuple((query.name, int(batch_of(found, cut, query))) for query in found.queries)
         return Round(
-            barrier.id, manifest.acked_ms, batches, size_new=manifest.size_new, size_full=manifest.size_full
+            barrier.id,
+            manifest.acked_ms,
+            batches,
+            size_new=manifest.size_new,
+            size_full=manifest.size_full,
+            unfinished=unfinished,
         )
+
+    def _finish(self, barrier: Barrier, manifest: Manifest) -> str | None:
+        """Settle and record a cut whose manifest is committed, and clean up; return why that failed, if so.
+
+        Raises:
+            Fenced: another watcher has taken over.
+        """
+        try:
+            self._failpoint("watch.manifest.after")
+            self._storage.unpin(barrier.id, completed=True)
+            self._control.update(lambda state: ledger.settle(state, completed=(barrier.id,)))
+            self._record(HistoryEvent.COMPLETED, barrier, manifest)
+            self._tidy()
+        except Fenced:
+            raise
+        except (AbsError, DeltaError, OSError) as error:
+            return str(error)
+        return None
 
     def _copy(self, found: Survey, cut: Mapping[str, int], barrier: Barrier) -> Manifest:
         """Copy what the cut needs of each query.

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
 from spark_abs.cli.main import main
 from spark_abs.cli.root_command import Context
 from spark_abs.store.control import Control
+from spark_abs.store.history import History, HistoryEvent, HistoryRow
+from spark_abs.store.table import Table
+from spark_abs.watch import watcher
 from spark_abs.watch.watcher import Watcher
 from tests.watched_queries import WatchedWorld
 
@@ -144,3 +149,68 @@ def test_a_signal_that_ends_a_single_look_is_no_kill(
     assert run is not None
     assert run.ended == "stopped"
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize("error", [OSError("503"), DeltaError("503")], ids=repr)
+def test_a_kept_cut_is_shown_also_if_the_clean_up_after_it_fails(
+    world: WatchedWorld, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(watcher, "sweep", fails)
+    done = json.loads(watch(world, "--once", "--output", "json").stdout)
+    assert (done["kept"], done["unfinished"]) == (1, "503")
+    world.run(10)
+    world.settle()
+
+    def stop(_: float) -> None:
+        raise KeyboardInterrupt
+
+    result = watch(world, pause=stop)
+    assert "Kept cut 2" in result.stdout
+    assert "What comes after a kept cut has failed, a later look makes up for it: 503" in result.stdout
+    assert "nothing was kept" not in result.stderr
+
+
+def test_cuts_are_retired_also_if_the_store_does_not_take_the_history_of_it(
+    world: WatchedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch(world, "--once", "--keep", "1")
+    world.run(10)
+    world.settle()
+    append, refused = History.append, list[HistoryRow]()
+
+    def refuse(history: History, rows: Sequence[HistoryRow]) -> None:
+        refused.extend(gone := [row for row in rows if row.event is HistoryEvent.RETIRED])
+        if gone:
+            raise DeltaError("503")
+        append(history, rows)
+
+    monkeypatch.setattr(History, "append", refuse)
+    done = json.loads(watch(world, "--once", "--keep", "1", "--output", "json").stdout)
+    assert [row.checkpoint for row in refused] == [1]
+    assert (done["kept"], done["unfinished"]) == (2, None)
+    assert [row["id"] for row in json.loads(call("list", world.root.uri, "--output", "json").stdout)] == [2]
+
+
+def test_an_error_of_a_log_ends_neither_a_watcher_nor_its_look(
+    world: WatchedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each read of a log may fail with an error of deltalake's own, at the end of the run too."""
+    looks, refresh = list[int](), Table.refresh
+
+    def fails(_: Table) -> None:
+        raise DeltaError("503")
+
+    def pause(_: float) -> None:
+        looks.append(len(looks))
+        monkeypatch.setattr(Table, "refresh", fails if len(looks) == 1 else refresh)
+        if len(looks) == 3:
+            monkeypatch.setattr(Table, "refresh", fails)
+            raise KeyboardInterrupt
+
+    result = watch(world, "--every", "1s", pause=pause)
+    assert len(looks) == 3
+    assert "Kept cut 1" in result.stdout
+    assert result.stderr.count("nothing was kept at this look, the next is in 1s: 503") == 1

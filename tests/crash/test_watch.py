@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
 from spark_abs.cuts.cut import NoAlignedCut
 from spark_abs.errors import CommitStateUnknown, DamageError, Fenced, Refused, RunAlive
@@ -368,3 +369,40 @@ def test_a_cut_whose_commit_is_not_confirmed_is_kept_or_aborted_as_the_store_has
         assert [gone.id for gone in state.aborted] == [1]
         assert found.passed == (state.aborted[0].detail,)
         assert found.passed == ("cut 1: its manifest could not be committed",)
+
+
+@pytest.mark.parametrize("point", AFTER_COMMIT)
+@pytest.mark.parametrize("error", [OSError("503"), DeltaError("503"), DamageError("torn")], ids=repr)
+def test_a_cut_is_kept_whatever_fails_after_its_commit(tmp_path: Path, point: str, error: Exception) -> None:
+    """No older cut is kept in its place, and the next look makes up for what was not done."""
+    world = WatchedWorld(tmp_path / "live", "chain", 3, 40)
+    world.run(15)
+    world.settle()
+
+    def fails(at: str) -> None:
+        if at == point:
+            raise error
+
+    found = world.watch(keep="1", failpoint=fails)
+    assert (found.kept, found.passed, found.unfinished) == (1, (), str(error))
+    world.run(10)
+    world.settle()
+    again = world.watch(keep="1")
+    assert (again.kept, again.unfinished) == (2, None)
+    state = Control.open(world.root).state
+    assert (state.claims, state.aborted) == ((), ())
+    assert len(world.kept()) == 1
+    assert verify_root(world.root, SILENT) == ()
+
+
+def test_a_watcher_that_is_replaced_after_a_commit_ends(tmp_path: Path) -> None:
+    world = WatchedWorld(tmp_path / "live", "chain", 3, 40)
+    world.run(15)
+    world.settle()
+
+    def replaced(at: str) -> None:
+        if at == "watch.retire.after":
+            raise Fenced("replaced by run 2")
+
+    with pytest.raises(Fenced, match="replaced by run 2"):
+        world.watch(failpoint=replaced)
