@@ -32,6 +32,9 @@ LOG_PROPERTIES: Mapping[str, str] = {
 }
 """Only this package's clean-up removes log files, so a missing one is damage."""
 
+_STORES = ("AWS Error", "Azure Error", "google::cloud::Status")
+"""How Arrow's errors name an object store that does not answer; they have no errno."""
+
 
 @dataclass(frozen=True, slots=True)
 class AddFile:
@@ -458,7 +461,7 @@ class Table:
 
 
 def _is_of_store(error: Exception) -> bool:
-    """Say whether an Arrow error means that a store does not answer: errors about bytes have no errno."""
+    """Say whether an Arrow error means that a store does not answer; errors about bytes name no store."""
     if not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
         return False
-    return error.errno is not None or "AWS Error" in str(error)
+    return error.errno is not None or any(named in str(error) for named in _STORES)

@@ -279,7 +279,10 @@ def test_a_commit_that_stands_is_never_said_to_have_failed(
     [
         (OSError(116, "Stale file handle"), False),
         (OSError("When reading 'x': AWS Error NETWORK_CONNECTION during HeadObject"), False),
+        (OSError("GetProperties failed for 'x'. Azure Error: [] Could not connect to server"), False),
+        (OSError("google::cloud::Status(UNAVAILABLE: Retry policy exhausted: CURL error [7])"), False),
         (FileNotFoundError(2, "No such file"), True),
+        (FileNotFoundError(2, "google::cloud::Status(NOT_FOUND: Permanent error)"), True),
         (OSError("Couldn't deserialize thrift"), True),
         (pa.ArrowInvalid("Parquet magic bytes not found"), True),
     ],
