@@ -12,7 +12,7 @@ import json
 import logging
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,14 @@ _KINDS: dict[str, type] = {
 }
 _FORMATS = {"skipped": 2}
 """The formats of kinds that an earlier version must not overlook: it refuses the root."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """The row of the job itself."""
+
+    job: str
+    last_claimed: CheckpointId
 
 
 class Control:
@@ -200,7 +208,11 @@ class Control:
         self._table.refresh()
         version = self._table.version
         if self._read is None or self._read[0] != version:
-            state = _decode(self._table.read().to_pylist(), self._table.id)
+            rows = self._table.read().to_pylist()
+            try:
+                state = _decode(rows, self._table.id)
+            except DamageError as error:
+                raise DamageError(f"{self._table.uri} cannot be read: {error}") from error
             if state is None:
                 return None
             self._read = (version, state)
@@ -242,8 +254,8 @@ def _missing(root: Root) -> str:
 
 
 def _encode(state: ControlState) -> Iterator[dict[str, object]]:
-    head = json.dumps({"job": state.job, "last_claimed": state.last_claimed})
-    yield {"kind": "job", "id": state.job, "v": FORMAT, "body": head}
+    head = _Job(state.job, state.last_claimed)
+    yield {"kind": "job", "id": state.job, "v": FORMAT, "body": to_json(head)}
     for kind, items in (
         ("attempt", state.attempts),
         ("run", state.runs),
@@ -269,24 +281,23 @@ def _decode(rows: list[dict[str, Any]], root: str) -> ControlState | None:
         return None
     found: dict[str, list[Any]] = {kind: [] for kind in _KINDS}
     later: list[LaterRecord] = []
-    job, last = None, 0
+    head: _Job | None = None
     for row in rows:
         require_format(row["v"], _FORMATS.get(row["kind"], FORMAT), "control/")
         if row["kind"] == "job":
-            head = json.loads(row["body"])
-            job, last = str(head["job"]), int(head["last_claimed"])
+            head = from_json(_Job, row["body"])
         elif row["kind"] in found:
             found[row["kind"]].append(from_json(_KINDS[row["kind"]], row["body"]))
         else:
             later.append(LaterRecord(**{name: row[name] for name in SCHEMA.names}))
-    if job is None:
+    if head is None:
         raise DamageError("control/ does not say which job it belongs to")
     return ControlState(
-        job,
+        head.job,
         root,
         attempts=tuple(found["attempt"]),
         runs=tuple(found["run"]),
-        last_claimed=CheckpointId(last),
+        last_claimed=head.last_claimed,
         claims=tuple(found["claim"]),
         aborted=tuple(found["aborted"]),
         commands=tuple(found["command"]),

@@ -6,7 +6,6 @@ off: a commit becomes the next version or raises `CommitConflict`.
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +17,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, Transaction, create_table_with_add_actions
 from pyarrow import fs
 
+from spark_abs.codec import from_json
 from spark_abs.errors import CommitConflict, CommitStateUnknown, DamageError, Fenced, UsageError
 from spark_abs.model import FENCED, Version
 from spark_abs.store.clock import now_ms
@@ -56,6 +56,13 @@ class Commit:
     """Whether to remove all files of the table."""
     removes: Sequence[str] = ()
     """Paths of files to remove, as the log names them; not together with `replace`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LastCheckpoint:
+    """What the log names as its newest checkpoint."""
+
+    version: int
 
 
 class Table:
@@ -437,11 +444,17 @@ class Table:
 
         Costs a listing. The remaining log always begins before a checkpoint, so the table can be read even
         after a kill. A handle at an older version must be opened again.
+
+        If `_last_checkpoint` is damaged, nothing is deleted: deltalake reads the log without it, and writes
+        it anew with the next checkpoint.
         """
         last = self.place.read("_delta_log/_last_checkpoint")
         if last is None:
             return
-        newest = int(json.loads(last)["version"])
+        try:
+            newest = from_json(_LastCheckpoint, last).version
+        except DamageError:
+            return
         for _, path in log_files_before(self.place.fs, self.place.path, newest - kept):
             with suppress(FileNotFoundError):
                 self.place.fs.delete_file(path)

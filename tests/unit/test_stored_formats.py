@@ -266,6 +266,29 @@ def test_an_earlier_version_refuses_a_root_whose_stages_skip_files(tmp_path: Pat
         Control.open(root).update(lambda state: skip(state, [one]))
 
 
+@pytest.mark.parametrize(
+    ("kind", "body", "said"),
+    [
+        ("job", "{torn", "not JSON"),
+        ("job", "[]", "expected an object"),
+        ("job", '{"job":"shop"}', "field 'last_claimed' is missing"),
+        ("job", '{"job":"shop","last_claimed":"x"}', r"last_claimed: expected .*int.*, found str"),
+        ("job", '{"job":null,"last_claimed":1}', r"job: expected .*str.*, found NoneType"),
+        ("run", "{torn", "not JSON"),
+        ("run", '{"id":2}', "field 'attempt' is missing"),
+    ],
+)
+def test_rows_of_control_that_are_torn_are_damage_of_the_root(
+    tmp_path: Path, kind: str, body: str, said: str
+) -> None:
+    root = Root(str(tmp_path))
+    Control.create(root, "shop", 0)
+    torn = pa.Table.from_pylist([{"kind": kind, "id": "shop", "v": 1, "body": body}], schema=CONTROL)
+    write_deltalake(str(tmp_path / "control"), torn, mode="append")
+    with pytest.raises(DamageError, match=f"^{tmp_path}/control cannot be read: .*{said}"):
+        _ = Control.open(root).state
+
+
 def test_what_a_watcher_was_given_is_read_back_and_an_earlier_version_had_none(tmp_path: Path) -> None:
     control = Control.create(Root(str(tmp_path)), "watched-queries", 1)
     assert control.state.watch is None

@@ -155,6 +155,26 @@ def test_a_table_that_never_wrote_a_checkpoint_keeps_its_log(tmp_path: Path) -> 
     assert rows(Table.open(table.place)) == [1]
 
 
+@pytest.mark.parametrize("hint", [b"", b"{torn", b"\xff", b"[]", b"{}", b'{"version":"x"}'])
+def test_a_log_is_trimmed_again_once_its_hint_of_the_newest_checkpoint_can_be_read(
+    tmp_path: Path, hint: bytes
+) -> None:
+    """Readers do without the hint, too, and the next checkpoint writes it anew."""
+    table = Table.ensure(Place(str(tmp_path / "t")), SCHEMA)
+    for number in range(15):
+        table.commit_next(Commit([file_of(table, number)]))
+    log = Path(table.uri, "_delta_log")
+    (log / "_last_checkpoint").write_bytes(hint)
+    table.trim_log(0)
+    assert (log / f"{0:020d}.json").exists()
+    assert rows(Table.open(table.place)) == list(range(15))
+    for number in range(15, 25):
+        table.commit_next(Commit([file_of(table, number)]))
+    table.trim_log(0)
+    assert not (log / f"{0:020d}.json").exists()
+    assert rows(Table.open(table.place)) == list(range(25))
+
+
 def test_a_missing_table_and_a_torn_log_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         Table.open(Place(str(tmp_path / "none")))
