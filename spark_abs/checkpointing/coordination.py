@@ -49,12 +49,15 @@ log = logging.getLogger(__name__)
 _TICK_S = 0.05
 _POLL_S = 0.1
 _COMMANDS_EVERY_MS = 200
+_ANSWER = "answer a command in control/"
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
     """Work that another thread leaves to the coordinator's, in the order of the events."""
 
+    what: str
+    """What it does, for the error of a failing store."""
     work: Callable[[], None]
     done: threading.Event
 
@@ -149,12 +152,13 @@ class Coordination:
         Not ok, and nothing changed, if it is refused.
         """
         answer: queue.SimpleQueue[protocol.Answer] = queue.SimpleQueue()
-        self._leave_to_thread(lambda: self._commands.ask(command, answer))
+        what = f"carry out the command {command.kind}"
+        self._leave_to_thread(what, lambda: self._commands.ask(command, answer))
         return answer
 
     def answer(self, answer: protocol.Answer) -> None:
         """Answer a command that another thread has carried out."""
-        self._leave_to_thread(lambda: self._commands.answer(answer))
+        self._leave_to_thread(_ANSWER, lambda: self._commands.answer(answer))
 
     def change(self, given: Mapping[str, object]) -> queue.SimpleQueue[protocol.Answer]:
         """Change settings until the run ends; the answer, which comes through the queue, says what changed.
@@ -162,7 +166,7 @@ class Coordination:
         Not ok, and nothing changed, if a setting is not live or conflicts with another.
         """
         answer: queue.SimpleQueue[protocol.Answer] = queue.SimpleQueue()
-        self._leave_to_thread(lambda: answer.put(self._changed(given)))
+        self._leave_to_thread("change settings", lambda: answer.put(self._changed(given)))
         return answer
 
     def join(self, stage: Member) -> threading.Event:
@@ -170,11 +174,11 @@ class Coordination:
 
         A new runner runs no batch before: it would miss barriers that the older runner gets meanwhile.
         """
-        return self._leave_to_thread(partial(self._welcome, stage))
+        return self._leave_to_thread(f"add stage {stage.name}", partial(self._welcome, stage))
 
     def leave(self, stage: StageId) -> None:
         """Take a stage out: no checkpoint waits for it any more."""
-        self._leave_to_thread(partial(self._dismiss, stage))
+        self._leave_to_thread(f"take stage {stage} out", partial(self._dismiss, stage))
 
     def handled(self) -> threading.Event:
         """Return an event that is set when all events put so far are handled.
@@ -182,7 +186,7 @@ class Coordination:
         `on_completed` has then heard of every checkpoint that they complete, whose manifest can be read
         earlier.
         """
-        return self._leave_to_thread(lambda: None)
+        return self._leave_to_thread("handle the events before", lambda: None)
 
     def await_done(self, done: threading.Event) -> bool:
         """Wait for the event of `join` or `handled`; False if the thread ends first, and the run with it."""
@@ -191,9 +195,9 @@ class Coordination:
                 return False
         return True
 
-    def _leave_to_thread(self, work: Callable[[], None]) -> threading.Event:
+    def _leave_to_thread(self, what: str, work: Callable[[], None]) -> threading.Event:
         """Let the thread do some work after all events put so far; the returned event is set after it."""
-        task = _Task(work, threading.Event())
+        task = _Task(what, work, threading.Event())
         self._events.put(task)
         return task.done
 
@@ -220,8 +224,9 @@ class Coordination:
         match event:
             case None:
                 return False
-            case _Task(work, done):
-                work()
+            case _Task(what, work, done):
+                with storing(what):
+                    work()
                 done.set()
             case _:
                 self._handle(event)
@@ -237,7 +242,8 @@ class Coordination:
         now = steady_ms()
         if now - self._commands_ms >= _COMMANDS_EVERY_MS:
             self._commands_ms = now
-            self._commands.read()
+            with storing("read or answer the commands in control/"):
+                self._commands.read()
         if now - self._beat_ms >= BEAT_EVERY_MS:
             self._beat_ms = now
             with storing("renew the lease in control/"):
@@ -434,7 +440,7 @@ class Coordination:
 
 @contextmanager
 def storing(what: str) -> Iterator[None]:
-    """Name the purpose of a write in the error of a failing store; the innermost purpose is named.
+    """Name the purpose of a read or write in the error of a failing store; the innermost purpose is named.
 
     Raises:
         StoreFailed: the store did not do it.
@@ -459,7 +465,7 @@ def purpose(effect: protocol.Effect) -> str:
         case protocol.Abort(id=checkpoint):
             return f"abort checkpoint {checkpoint} in checkpoints/"
         case _:
-            return "answer a command in control/"
+            return _ANSWER
 
 
 class DynamicSettings:
