@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from spark_abs.errors import AbortReason
+from spark_abs.errors import AbortReason, DamageError
 from spark_abs.manifest import OutputVersion
 from spark_abs.model import Barrier, BatchId, CheckpointId, CheckpointKind, StageId
 from spark_abs.protocol.messages import Declined
@@ -94,7 +94,7 @@ class TableCuts:
     def _unread_at(self, chain: Chain, checkpoint: CheckpointId) -> Unread | None:
         try:
             return chain.unread(self._stage, checkpoint)
-        except OSError as error:  # no reason to end the run: it is looked at again
+        except (DamageError, OSError) as error:  # no reason to end the run: it is looked at again
             return Unread(f"the log of a table could not be read: {error}", False)
 
     def _declined(self, checkpoint: CheckpointId, why: str) -> Declined:

@@ -213,6 +213,20 @@ def test_a_log_that_cannot_be_read_now_is_looked_at_again(
     assert line.writer_may_begin()
 
 
+def test_a_log_that_is_damaged_aborts_a_checkpoint_and_ends_no_run(tmp_path: Path) -> None:
+    """It is the log of a user's table: somebody may mend it."""
+    line = Line(tmp_path, timeout_ms=0)
+    DeltaTable(line.table).optimize.compact()
+    line.chain.put(Link(R, frozenset([line.id]), (), part=line.part(line.offsets(2))))
+    line.write_cut()
+    commit = Path(line.table, log_file(2))
+    whole = commit.read_bytes()
+    commit.write_bytes(whole[:-9])
+    assert f"the log of a table could not be read: {commit} is not a Delta commit" in line.declined(W)
+    commit.write_bytes(whole)
+    assert line.writer_may_begin()
+
+
 def test_a_reader_that_has_stopped_in_order_may_be_at_its_cut(tmp_path: Path) -> None:
     line = Line(tmp_path, timeout_ms=0)
     line.reads = False
