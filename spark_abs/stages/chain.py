@@ -83,8 +83,8 @@ class Chain:
         self._lock = threading.Lock()
         self._links: dict[StageId, Link] = {}
         self._open: dict[CheckpointId, _Open] = {}
-        self._ids: dict[str, str] = {}
-        """URI of a table to its id, once it is there."""
+        self._has: dict[tuple[str, str], bool] = {}
+        """Whether the table at a URI had an id when a reader first named that id."""
         self._log: Callable[[str], Commits] = lru_cache(_LOGS)(lambda uri: commits_at(storage, uri))
 
     def put(self, link: Link) -> None:
@@ -123,7 +123,7 @@ class Chain:
         for link in others:
             outputs = cuts.get(link.stage, None if link.part is None else link.part.outputs)
             if outputs is None:
-                if not read.isdisjoint(map(self._id_of, link.writes)):
+                if any(self._is_one_of(read, uri) for uri in link.writes):
                     waits = f"it reads a table of query {link.stage!r}, which has not made its cut"
                 continue
             feeds = mine.feeds if mine is not None else ()
@@ -197,11 +197,17 @@ class Chain:
         if link is not None and not read <= link.reads:
             self._links[stage] = replace(link, reads=link.reads | read)
 
-    def _id_of(self, uri: str) -> str:
-        found = self._ids.get(uri, "")
-        if not found and (table := Table.find(self._storage.place(uri))) is not None:
-            found = self._ids[uri] = table.id
-        return found
+    def _is_one_of(self, ids: frozenset[str], uri: str) -> bool:
+        """Say whether readers that name these ids read the table at a URI.
+
+        Its log is read only for an id that is new: `CREATE OR REPLACE` gives the table another one, which no
+        reader names before.
+        """
+        new = [one for one in ids if (uri, one) not in self._has]
+        if new:
+            table = Table.find(self._storage.place(uri))
+            self._has |= {(uri, one): table is not None and table.id == one for one in new}
+        return any(self._has[uri, one] for one in ids)
 
     def _edges(
         self,

@@ -22,7 +22,8 @@ from spark_abs.stages.chain import Chain, Link
 from spark_abs.stages.dormant import DormantStage
 from spark_abs.stages.table_cuts import TableCuts
 from spark_abs.store.log import log_file
-from spark_abs.store.storage import Storage
+from spark_abs.store.storage import Place, Storage
+from spark_abs.store.table import Table
 from spark_abs.wrapped.tables import Uses, refuse_together
 from tests.failing_storage import fail_reads
 
@@ -54,6 +55,12 @@ class Line:
 
     def append(self) -> None:
         write_deltalake(self.table, pa.table({"id": pa.array([1], pa.int64())}), mode="append")
+
+    def replace(self) -> None:
+        """Make the table anew at the next version, as `CREATE OR REPLACE` does."""
+        DeltaTable.create(self.table, pa.schema([("id", pa.int64())]), mode="overwrite")
+        before, self.id = self.id, str(DeltaTable(self.table).metadata().id)
+        assert self.id != before
 
     def merge(self, changes: int, adds: int) -> None:
         """Commit as Delta's MERGE does: rewritten files, and those of the change feed."""
@@ -272,6 +279,37 @@ def test_a_table_that_the_first_batch_did_not_show_is_waited_for_all_the_same(li
     assert not line.read_to(1)
     line.write_cut()
     assert not line.writer_may_begin()
+
+
+def test_a_reader_that_began_anew_on_a_replaced_table_waits_for_its_writer(line: Line) -> None:
+    assert not line.read_to(2)
+    line.replace()
+    line.chain.put(Link(R, frozenset([line.id]), ()))
+    assert not line.read_to(3)  # the writer has made no cut yet
+    line.write_cut()
+    assert not line.writer_may_begin()
+    assert line.read_to(3)
+    assert line.writer_may_begin()
+
+
+def test_a_log_is_read_once_for_each_table_that_a_reader_names(
+    line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at each batch: neither of a table that another root writes, nor of one that is not there yet."""
+    line.chain.put(Link(W, frozenset(), (str(tmp_path / "to come"), line.table)))
+    looked, find = [], Table.find
+
+    def counted(place: Place) -> Table | None:
+        looked.append(place.uri)
+        return find(place)
+
+    monkeypatch.setattr(Table, "find", counted)
+    known = line.id
+    for line.id in (known, "of another root"):
+        looked.clear()
+        for version in (1, 2, 2):
+            line.read_to(version)
+        assert looked == [str(tmp_path / "to come"), line.table]
 
 
 def test_parts_fit_if_the_reader_is_exactly_behind_the_writer(line: Line) -> None:
