@@ -238,8 +238,7 @@ class _Host:
     def _assemble(self) -> None:
         root, job = self._ctx.root, self._job
         log.info("queries at %s: run %s begins", root.uri, self._ctx.run)
-        self._checkpoints = Checkpoints.open(root, job.name)
-        kept = StateStorage.open(root, job.name, self._ctx.run, self._checkpoints.load_all())
+        kept = StateStorage.open(root, job.name, self._ctx.run, Checkpoints.open(root, job.name).load_all())
         self._termination, self._events = Termination(), Events()
         self._guests: dict[StageId, _Guest] = {}
         self._chain = Chain(root.storage)
@@ -320,7 +319,7 @@ class _Host:
         tables, control = find(session, storage, wrapped.tables), Control.open(ctx.root)
         refuse_around_root((table.uri for table in tables), ctx.root)
         state = control.state
-        newest = self._checkpoints.newest_on(state.attempt)
+        newest = Checkpoints.open(ctx.root, ctx.job).newest_on(state.attempt)
         refuse_others(stage, tables, state, newest, storage)
         refuse_older(newest, stage, state, storage)
         uses = Uses(stage, native.tables_read(batch), tuple(table.uri for table in tables))
@@ -375,7 +374,7 @@ class _Host:
     def _recorded(self) -> tuple[StageSnapshot, ...]:
         state = Control.open(self._ctx.root).state
         ledger.require_current(state, self._ctx.run)
-        return recorded_parts(self._checkpoints, state)
+        return recorded_parts(Checkpoints.open(self._ctx.root, self._ctx.job), state)
 
     def _sleeper(self, part: StageSnapshot) -> DormantStage:
         said = "query %s does not run: new checkpoints contain its part of checkpoint %s until it starts"

@@ -16,6 +16,9 @@ from spark_abs.diagnosis.diagnoses import diagnoses
 from spark_abs.diagnosis.gather import gather
 from spark_abs.diagnosis.health import read_health
 from spark_abs.errors import Refused, UsageError
+from spark_abs.manifest import Manifest
+from spark_abs.manifests.manifest_table import Checkpoints
+from spark_abs.protocol.attempt import Attempt
 from spark_abs.stages.snapshotter import Snapshotter
 from spark_abs.store.clock import now_ms
 from spark_abs.store.root import Root
@@ -216,3 +219,26 @@ def test_a_query_that_starts_while_a_run_ends_begins_the_next_run(
     wait(partial(holds, pair.tables["a"], [1, 2]), "its row", query)
     assert not host.alive
     stop(pair.root, query)
+
+
+def test_queries_that_join_a_run_do_not_share_a_handle_on_its_checkpoints(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They join in threads of their own, at the same time, and a handle is for one thread."""
+    threads: dict[Checkpoints, set[int]] = {}
+    newest_on = Checkpoints.newest_on
+
+    def noted(self: Checkpoints, attempt: Attempt) -> Manifest | None:
+        threads.setdefault(self, set()).add(threading.get_ident())
+        return newest_on(self, attempt)
+
+    monkeypatch.setattr(Checkpoints, "newest_on", noted)
+    pair = Pair(spark, tmp_path)
+    for feed in pair.feeds.values():
+        feed.write({"id": 1})
+    queries = [begin(pair.feeds[n].stream(), pair.root, n, pair.tables[n]) for n in ("a", "b")]
+    for name, query in zip(("a", "b"), queries, strict=True):
+        wait(partial(holds, pair.tables[name], [1]), "its row", query)
+    stop(pair.root, *queries)
+    assert len(set.union(*threads.values())) >= 2
+    assert [used for used in threads.values() if len(used) > 1] == []
