@@ -184,15 +184,18 @@ class _Wrapped:
 _wrapped: WeakValueDictionary[tuple[str, StageId], _Wrapped] = WeakValueDictionary()
 """The newest query of each root and name, while Spark has its function."""
 _hosts: dict[str, _Host] = {}
-_hosts_lock = threading.Lock()
+"""The run of each root in this process."""
+_begins: dict[str, threading.Lock] = {}
+"""Held while the run of a root begins; one stays for each root."""
 
 
 def _host_of(wrapped: _Wrapped, spark: SparkSession) -> _Host:
     """Return the run of a root in this process; begin one if there is none."""
-    with _hosts_lock:
-        host = _hosts.get(wrapped.root.uri)
+    uri = wrapped.root.uri
+    with _begins.setdefault(uri, threading.Lock()):
+        host = _hosts.get(uri)
         if host is None or not host.alive:
-            host = _hosts[wrapped.root.uri] = _Host(wrapped.root, spark, wrapped.settings)
+            host = _hosts[uri] = _Host(wrapped.root, spark, wrapped.settings)
         return host
 
 
@@ -274,6 +277,7 @@ class _Host:
             self._snapshots,
             watch=self._watch,
             stop_queries=self._stop_queries,
+            on_end=self._drop,
         )
         self._lock = threading.Lock()
         self._watched = False
@@ -286,6 +290,10 @@ class _Host:
     @property
     def alive(self) -> bool:
         return not self._termination.over.is_set()
+
+    def _drop(self) -> None:
+        """Let the process forget the run, before `alive` is false: until then none takes its place."""
+        _hosts.pop(self._ctx.root.uri, None)
 
     def await_end(self) -> None:
         self._termination.over.wait()

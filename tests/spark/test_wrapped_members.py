@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -18,7 +19,10 @@ from spark_abs.diagnosis.health import read_health
 from spark_abs.errors import Refused, UsageError
 from spark_abs.manifest import Manifest
 from spark_abs.manifests.manifest_table import Checkpoints
+from spark_abs.plan.specs import JobSpec
 from spark_abs.protocol.attempt import Attempt
+from spark_abs.run import registration
+from spark_abs.run_context import RunContext
 from spark_abs.stages.snapshotter import Snapshotter
 from spark_abs.store.clock import now_ms
 from spark_abs.store.root import Root
@@ -219,6 +223,7 @@ def test_a_query_that_starts_while_a_run_ends_begins_the_next_run(
     wait(partial(holds, pair.tables["a"], [1, 2]), "its row", query)
     assert not host.alive
     stop(pair.root, query)
+    wait(lambda: pair.root not in foreach_batch._hosts, "the process forgets the run")
 
 
 def test_queries_that_join_a_run_do_not_share_a_handle_on_its_checkpoints(
@@ -242,3 +247,29 @@ def test_queries_that_join_a_run_do_not_share_a_handle_on_its_checkpoints(
     stop(pair.root, *queries)
     assert len(set.union(*threads.values())) >= 2
     assert [used for used in threads.values() if len(used) > 1] == []
+
+
+def test_a_run_that_begins_slowly_keeps_no_query_of_another_root_back(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, other = Pair(spark, tmp_path / "slow"), Pair(spark, tmp_path / "other")
+    began, may = threading.Event(), threading.Event()
+
+    def begun(job: JobSpec, *args: Any, **options: Any) -> RunContext:
+        if job.root.uri == slow.root:
+            began.set()
+            assert may.wait(60), "the other root waits for this one"
+        return registration.begin(job, *args, **options)
+
+    monkeypatch.setattr(foreach_batch, "begin", begun)
+    queries = []
+    for pair in (slow, other):
+        pair.feeds["a"].write({"id": 1})
+        queries.append(begin(pair.feeds["a"].stream(), pair.root, "a", pair.tables["a"]))
+        wait(began.is_set, "the slow run begins", queries[0])
+    wait(partial(holds, other.tables["a"], [1]), "its row", queries[0])
+    assert ids(slow.tables["a"]) == []
+    may.set()
+    wait(partial(holds, slow.tables["a"], [1]), "its row, too", queries[0])
+    for pair, query in zip((slow, other), queries, strict=True):
+        stop(pair.root, query)
