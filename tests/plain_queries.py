@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -256,6 +256,11 @@ class PlainQuery:
                 found += pq.read_table(file, filesystem=table.fs)["id"].to_pylist()
         return found
 
+    def _uri(self, number: int) -> str:
+        """Return the name of an input file as Spark's log has it."""
+        top = place_of(self.base).uri
+        return f"{'file://' if top.startswith('/') else ''}{quote(top, safe='/:@')}/{self.source}/{number}"
+
     def _inputs(self) -> list[int]:
         return sorted(int(name) for name in names_in(place_of(self.base), self.source))
 
@@ -280,7 +285,7 @@ class PlainQuery:
         self.seen |= set(fresh)
         compact = (number + 1) % INTERVAL == 0
         told = self.entries if compact else [e for e in self.entries if e[0] == number]
-        lines = [json.dumps({"path": f"file:///x/{n}", "timestamp": 1, "batchId": at}) for at, n in told]
+        lines = [json.dumps({"path": self._uri(n), "timestamp": 1, "batchId": at}) for at, n in told]
         name = f"{number}.compact" if compact else str(number)
         added(self.checkpoint, f"sources/0/{name}", "\n".join(["v1", *lines]))
         if compact:  # Spark deletes what is older after a while

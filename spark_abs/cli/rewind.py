@@ -72,11 +72,11 @@ Given = tuple[tuple[Place, ...], tuple[Place, ...]]
 )
 @click.option(
     "--force",
-    type=click.Choice(["rows", "tables"]),
+    type=click.Choice(["rows", "tables", "inputs"]),
     multiple=True,
     help="Override an obstacle: `rows` that others have written to a table since (they are undone); `tables` "
-    "that stay and were changed by commits that name no batch (none of the queries made them). May be "
-    "repeated.",
+    "that stay and were changed by commits that name no batch (none of the queries made them); `inputs` that "
+    "would be read again and are gone (their rows are lost). May be repeated.",
 )
 @click.pass_obj
 def rewind(
@@ -134,6 +134,7 @@ def rewind(
         at=dict(map(_batch, at)),
         undo_others="rows" in force,
         others_stay="tables" in force,
+        lose_inputs="inputs" in force,
         kept=kept,
     )
     plan = prepared.plan

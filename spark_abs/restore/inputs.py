@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 
@@ -20,7 +19,7 @@ from spark_abs.protocol.attempt import Attempt
 from spark_abs.protocol.control import ControlState
 from spark_abs.protocol.sources import match
 from spark_abs.restore.delta_inputs import DeltaInputs, delta_inputs
-from spark_abs.snapshots.file_sources import logged_after
+from spark_abs.snapshots.file_sources import is_there, logged_after
 from spark_abs.snapshots.kafka_offsets import KAFKA, Available, Partition, kafka_offsets, missing
 from spark_abs.snapshots.layout import file_source_offset, parse_offsets
 from spark_abs.store.root import Root
@@ -141,10 +140,8 @@ def _place_now(source: _Source, then: Sequence[SourceShape], shapes: Sequence[St
 
 def _is_gone(root: Root, uri: str) -> bool:
     """Say whether a file is surely gone; its name is as Spark writes it."""
-    parsed = urlparse(uri)
-    location = unquote(parsed.path if parsed.scheme == "file" else uri)
     try:
-        return not root.storage.place(location).exists()
+        return not is_there(root.storage, uri)
     except (pa.ArrowException, OSError, UsageError):
         return False
 

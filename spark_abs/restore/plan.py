@@ -161,7 +161,8 @@ def plan_restore(
         Refused: a sink was replaced, others have changed its rows, or input files are gone.
     """
     living = alive(state, facts.alive, forced=Force.RUN in force, dry_run=dry_run)
-    lost = lost_inputs(manifest.id, facts.inputs.lost, forced=Force.INPUTS in force)
+    since = f"input files read since checkpoint {manifest.id}"
+    lost = lost_inputs(since, facts.inputs.lost, forced=Force.INPUTS in force)
     lost += lost_records(manifest.id, facts.inputs.kafka.lost, forced=Force.INPUTS in force)
     lost += lost_tables(manifest.id, facts.inputs.delta.lost, forced=Force.INPUTS in force)
     parent = manifest.cut.attempt

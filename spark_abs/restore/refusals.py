@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
@@ -49,6 +50,21 @@ def forced_by(force: Force) -> str:
     return way(f"force=[{force.value!r}]", f"--force {force}")
 
 
+@dataclass(frozen=True, slots=True)
+class Back:
+    """The words for a way back, in messages."""
+
+    call: str
+    """What it is called."""
+    goal: str
+    """To what it goes back."""
+    started: str
+    """What is started afterwards."""
+
+
+RESTORE = Back("restore", "checkpoint", "job")
+
+
 def alive(state: ControlState, found: LiveRun | None, *, forced: bool, dry_run: bool) -> tuple[str, ...]:
     """Refuse if a run is alive; forced, or in a dry run, return a note on it for the plan.
 
@@ -73,8 +89,14 @@ def alive(state: ControlState, found: LiveRun | None, *, forced: bool, dry_run: 
     raise RunAlive(f"run {found.run} of job {state.job!r} is alive: {who}, {heard}; {ways}")
 
 
-def lost_inputs(checkpoint: CheckpointId, lost: tuple[str, ...], *, forced: bool) -> tuple[str, ...]:
+def lost_inputs(which: str, lost: Sequence[str], *, forced: bool, back: Back = RESTORE) -> tuple[str, ...]:
     """Refuse to lose the rows of input files that are gone; forced, return a note for the plan.
+
+    Args:
+        which: says which files are read again.
+        lost: those that are gone.
+        forced: whether their rows may be lost.
+        back: the words for the way back.
 
     Raises:
         Refused: names the files, and the way to drop bad files.
@@ -82,13 +104,13 @@ def lost_inputs(checkpoint: CheckpointId, lost: tuple[str, ...], *, forced: bool
     if not lost:
         return ()
     named = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
-    what = f"input files read since checkpoint {checkpoint} are gone: {named}"
+    what = f"{which} are gone: {named}"
     if not forced:
         raise Refused(
-            f"{what}; their rows would be missing after the restore: put the files back, go back to a later "
-            f"checkpoint, or pass {forced_by(Force.INPUTS)} to accept their loss. If the files were bad and "
-            "were removed on purpose: put them back, restore, remove them again, then start the job; then "
-            "only their rows are missing"
+            f"{what}; their rows would be missing after the {back.call}: put the files back, go back to a "
+            f"later {back.goal}, or pass {forced_by(Force.INPUTS)} to accept their loss. If the files were "
+            f"bad and were removed on purpose: put them back, {back.call}, remove them again, then start the "
+            f"{back.started}; then only their rows are missing"
         )
     return (f"{what}; their rows will be missing",)
 

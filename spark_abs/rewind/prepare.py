@@ -14,6 +14,7 @@ from pyarrow import fs
 from spark_abs.cuts.cut import NoAlignedCut, cuts, newest_cut
 from spark_abs.errors import Refused, UsageError
 from spark_abs.rewind.apply import check_plan
+from spark_abs.rewind.inputs import lost_again
 from spark_abs.rewind.kept import KeptCut, kept_cuts
 from spark_abs.rewind.plan import RewindPlan, plan_rewind
 from spark_abs.rewind.query import is_still, read_queries
@@ -145,6 +146,7 @@ def prepare(
     at: Mapping[str, int] | None = None,
     undo_others: bool = False,
     others_stay: bool = False,
+    lose_inputs: bool = False,
     kept: Root | None = None,
 ) -> Prepared:
     """Plan a rewind to the newest aligned cut, and check that all it needs is there.
@@ -158,6 +160,7 @@ def prepare(
         at: query to the batch that it may not be beyond.
         undo_others: whether rows that others have written since may go.
         others_stay: whether commits that name no batch are those of others, in tables that stay as they are.
+        lose_inputs: whether rows of inputs that are gone, and would be read again, may be lost.
         kept: where `watch` has kept cuts: the newest of these is taken if Spark has no cut so far back.
 
     Raises:
@@ -186,8 +189,9 @@ def prepare(
         undo_others=undo_others,
         others_stay=others_stay,
     )
-    plan = replace(plan, kept=taken)
-    return Prepared(check_plan(plan, storage), found)
+    plan = check_plan(replace(plan, kept=taken), storage)
+    lost = lost_again(plan.journal, storage, forced=lose_inputs)
+    return Prepared(replace(plan, notes=(*plan.notes, *lost)), found)
 
 
 def _bound(found: Survey, before_ms: int | None, at: Mapping[str, int]) -> dict[str, int]:

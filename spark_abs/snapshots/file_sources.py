@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from urllib.parse import unquote, urlparse
 
 from pyarrow import fs
 
@@ -16,7 +17,7 @@ from spark_abs.snapshots.layout import (
     source_entries,
     source_log_file,
 )
-from spark_abs.store.storage import Place
+from spark_abs.store.storage import Place, Storage
 
 
 class FileSources:
@@ -62,6 +63,22 @@ def _is_file_source(log: Place) -> bool:
     names = (i.base_name for i in log.fs.get_file_info(fs.FileSelector(log.path, allow_not_found=True)))
     texts = (log.read(name) or b"" for name in names if source_log_file(name) is not None)
     return any(is_file_source_log(text.decode(errors="replace")) for text in texts)
+
+
+def is_there(storage: Storage, uri: str) -> bool:
+    """Say whether an input file is there; its name is as Spark writes it.
+
+    Raises:
+        OSError: its store cannot be read now.
+        UsageError: its store is not supported.
+    """
+    parsed = urlparse(uri)
+    name = unquote(parsed.path)
+    if parsed.scheme in ("", "file"):
+        return storage.place(name).exists()
+    top = storage.place(f"{parsed.scheme}://{parsed.netloc}")  # a name may have letters that no location has
+    found = top.fs.get_file_info(f"{top.path.rstrip('/')}/{name.lstrip('/')}")
+    return bool(found.type is not fs.FileType.NotFound)
 
 
 def logged_after(log: Place, until: int) -> Iterator[SourceEntry]:

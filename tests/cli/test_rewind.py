@@ -108,6 +108,67 @@ def test_rows_that_perhaps_a_query_has_written_stop_a_rewind(world: World, timed
     rewind(world, f"--at=bronze={oldest['bronze']}", "--dry-run", "--force", "tables")
 
 
+def read_again(world: World, batch: int) -> tuple[list[int], list[int]]:
+    """Return the inputs that bronze has read up to a batch, and those that it has read since."""
+    bronze = next(query for query in world.queries() if query.name == "bronze")
+    bronze.start()
+    return [n for at, n in bronze.entries if at <= batch], [n for at, n in bronze.entries if at > batch]
+
+
+def input_file(world: World, number: int) -> Path:
+    return world.base / "in1" / str(number)
+
+
+def test_input_files_that_are_gone_are_not_lost_silently(world: World) -> None:
+    """Those read before the moment are not read again, and may be gone."""
+    before, again = read_again(world, 1)
+    gone = [again[0], again[-1]]
+    input_file(world, before[0]).unlink()
+    rewind(world, "--at=bronze=1", "--dry-run")
+    for number in gone:
+        input_file(world, number).unlink()
+    there = {table: rows_of(world.base / "t" / table) for table in ("bronze", "silver", "gold")}
+    said = rewind(world, "--at=bronze=1", "--yes", exits=1).stderr
+    assert f"2 of {len(again)} input files that query 'bronze' reads again are gone: " in said
+    assert all(input_file(world, number).as_uri() in said for number in gone)
+    assert "put the files back, go back to a later moment, or pass --force inputs" in said
+    assert there == {table: rows_of(world.base / "t" / table) for table in there}
+    done = rewind(world, "--at=bronze=1", "--yes", "--force", "inputs").stdout
+    assert f"Note: 2 of {len(again)} input files that query 'bronze' reads again are gone: " in done
+    assert "their rows will be missing" in done
+    world.expected = [n for n in world.expected if n not in gone]
+    world.is_whole(3)
+
+
+def test_input_files_are_looked_for_where_only_a_later_compact_file_names_them(tmp_path: Path) -> None:
+    world = World(tmp_path / "a b", "chain", seed=3, files=40)
+    bronze = world.queries()[0]
+    bronze.start()
+    while not (log := world.base / "c/bronze/sources/0/9.compact").exists():
+        assert bronze.step(1)
+    for number in range(9):
+        (log.parent / str(number)).unlink(missing_ok=True)
+    for query in world.queries()[1:]:
+        query.drain(1)
+    input_file(world, 7).unlink()
+    dry = ("--at=bronze=3", "--dry-run")
+    assert (
+        "1 of 6 input files that query 'bronze' reads again are gone" in rewind(world, *dry, exits=1).stderr
+    )
+    input_file(world, 7).touch()
+    rewind(world, *dry)
+
+
+def test_a_store_that_cannot_be_asked_for_input_files_is_no_store_without_them(world: World) -> None:
+    for log in (world.base / "c/bronze/sources/0").iterdir():
+        log.write_text(log.read_text().replace(world.base.as_uri(), "s3n://elsewhere"))
+    said = rewind(world, "--at=bronze=1", "--dry-run", exits=1).stderr
+    assert "it is not known whether the input files that query 'bronze' reads again are there: s3n://" in said
+    assert "--force inputs" in said
+    done = rewind(world, "--at=bronze=1", "--dry-run", "--force", "inputs").stdout
+    assert "Note: it is not known whether the input files" in done
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -6,13 +6,17 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from spark_abs.manifest import Manifest, SourceShape, StageShape, StageSnapshot
 from spark_abs.model import AttemptId, BatchId, CheckpointId, CheckpointKind, RunId, StageId
 from spark_abs.protocol.attempt import Rebuilt
 from spark_abs.protocol.attempt_changes import begin_attempt, finish_attempt
 from spark_abs.protocol.control import ControlState, SkippedFile, begin_job, skip
 from spark_abs.restore.inputs import InputsSince, inputs_since
+from spark_abs.snapshots.file_sources import is_there
 from spark_abs.store.root import Root
+from spark_abs.store.storage import DEFAULTS
 
 
 def input_file(base: Path, number: int) -> Path:
@@ -64,6 +68,16 @@ def test_only_what_was_read_since_the_checkpoint_and_is_gone_is_named(tmp_path: 
     )
     assert inputs_since(root, checkpoint(6), state, (), ask_kafka=True) == InputsSince({StageId("events"): 1})
     assert inputs_since(root, checkpoint(7), state, (), ask_kafka=True) == InputsSince()
+
+
+@pytest.mark.parametrize("name", ["a b", "50%25", "what? #1", "café"])
+def test_a_name_is_read_as_spark_writes_it(tmp_path: Path, name: str) -> None:
+    uri = (tmp_path / name).as_uri()
+    assert [is_there(DEFAULTS, known) for known in (uri, f"file:{uri.removeprefix('file://')}")] == [
+        False
+    ] * 2
+    (tmp_path / name).touch()
+    assert [is_there(DEFAULTS, known) for known in (uri, f"file:{uri.removeprefix('file://')}")] == [True] * 2
 
 
 def test_a_file_that_the_stage_skips_is_not_read_again_and_may_be_gone(tmp_path: Path) -> None:
