@@ -164,7 +164,8 @@ def plan_restore(
     since = f"input files read since checkpoint {manifest.id}"
     lost = lost_inputs(since, facts.inputs.lost, forced=Force.INPUTS in force)
     lost += lost_records(manifest.id, facts.inputs.kafka.lost, forced=Force.INPUTS in force)
-    lost += lost_tables(manifest.id, facts.inputs.delta.lost, forced=Force.INPUTS in force)
+    rows = f"rows to read after checkpoint {manifest.id}"
+    lost += lost_tables(rows, facts.inputs.delta.lost, forced=Force.INPUTS in force)
     parent = manifest.cut.attempt
     # Attempts before the one that last ran were burnt when that one was restored.
     replaced = replaced_by(state, attempt)

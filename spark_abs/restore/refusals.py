@@ -133,20 +133,26 @@ def lost_records(checkpoint: CheckpointId, lost: tuple[str, ...], *, forced: boo
     return (f"{what}; their rows will be missing",)
 
 
-def lost_tables(checkpoint: CheckpointId, lost: tuple[str, ...], *, forced: bool) -> tuple[str, ...]:
+def lost_tables(which: str, lost: Sequence[str], *, forced: bool, back: Back = RESTORE) -> tuple[str, ...]:
     """Refuse to lose rows that Delta tables no longer have; forced, return a note for the plan.
+
+    Args:
+        which: says which rows are read again.
+        lost: the tables that lack some, each with the reason.
+        forced: whether the rows may be lost.
+        back: the words for the way back.
 
     Raises:
         Refused: names the tables, and the rows that each lacks.
     """
     if not lost:
         return ()
-    what = f"Delta tables no longer have rows to read after checkpoint {checkpoint}: {'; '.join(lost)}"
+    what = f"Delta tables no longer have {which}: {'; '.join(lost)}"
     if not forced:
         raise Refused(
-            f"{what}; the job could not start, or rows would be missing: go back to a later checkpoint, "
-            f"bring files and log back, or pass {forced_by(Force.INPUTS)} to accept the loss. The job then "
-            "starts only if Delta may skip lost rows: by spark.sql.files.ignoreMissingFiles for files, "
-            'by .option("failOnDataLoss", "false") for versions of the log'
+            f"{what}; the {back.started} could not start, or rows would be missing: go back to a later "
+            f"{back.goal}, bring files and log back, or pass {forced_by(Force.INPUTS)} to accept the loss. A "
+            "start then succeeds only if Delta may skip lost rows: by spark.sql.files.ignoreMissingFiles for "
+            'files, by .option("failOnDataLoss", "false") for versions of the log'
         )
     return (f"{what}; their rows will be missing",)

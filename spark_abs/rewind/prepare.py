@@ -190,7 +190,7 @@ def prepare(
         others_stay=others_stay,
     )
     plan = check_plan(replace(plan, kept=taken), storage)
-    lost = lost_again(plan.journal, storage, forced=lose_inputs)
+    lost = lost_again(plan.journal, found.tables, storage, forced=lose_inputs)
     return Prepared(replace(plan, notes=(*plan.notes, *lost)), found)
 
 

@@ -107,7 +107,8 @@ def _notes(queries: Sequence[QueryFacts], tables: Sequence[TableFacts]) -> list[
     for query in queries:
         said += [
             f"query {query.name!r} reads the Delta table with id {at.table_id}, which was not given: it is "
-            "taken as a source and stays as it is"
+            "taken as a source and stays as it is, and its files are not looked at: some that are read again "
+            "may be gone"
             for _, at in query.sources
             if at.table_id not in ids
         ]

@@ -159,6 +159,35 @@ def test_input_files_are_looked_for_where_only_a_later_compact_file_names_them(t
     rewind(world, *dry)
 
 
+def test_files_of_a_table_that_are_read_again_and_are_gone_stop_a_rewind(world: World) -> None:
+    """`OPTIMIZE` and `VACUUM` leave the table whole, and take away what its stream reads."""
+    base = world.base
+    checkpoints = ("--checkpoints", f"{base}/c/silver", f"{base}/c/gold")
+
+    def called(tables: str, *options: str, exits: int = 0) -> str:
+        words = ("rewind", *checkpoints, "--tables", f"{base}/t/{tables}", "--force", "tables", *options)
+        result = CliRunner().invoke(main, words, obj=Context(pause=lambda _: None))
+        assert result.exit_code == exits, (result.output, result.exception)
+        return result.output
+
+    oldest = json.loads(called("*", "--list", "--output", "json"))[-1]["batches"]
+    back = (f"--at=gold={oldest['gold']}", "--dry-run")
+    called("*", *back)
+    table = DeltaTable(str(base / "t" / "bronze"))
+    table.optimize.compact()
+    table.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
+    said = called("*", *back, exits=1)
+    assert re.search(
+        rf"rows that queries read again: query 'silver' resumes at version \d+ of {base}/t/bronze, and \d+ "
+        r"of \d+ files that it reads are gone, those of version",
+        said,
+    )
+    assert "go back to a later moment, bring files and log back, or pass --force inputs" in said
+    assert "Note: Delta tables no longer have rows that" in called("*", *back, "--force", "inputs")
+    said = called("[sg]*", *back)
+    assert "stays as it is, and its files are not looked at" in said
+
+
 def test_a_store_that_cannot_be_asked_for_input_files_is_no_store_without_them(world: World) -> None:
     for log in (world.base / "c/bronze/sources/0").iterdir():
         log.write_text(log.read_text().replace(world.base.as_uri(), "s3n://elsewhere"))
