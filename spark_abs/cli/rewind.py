@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from itertools import islice
+from itertools import combinations, islice
 from typing import Any
 
 import click
@@ -12,7 +12,7 @@ import click
 from spark_abs.cli.lists import Lists, checkpoints_option
 from spark_abs.cli.output import Output, duration, moment, size
 from spark_abs.cli.restore import agreed, confirmed
-from spark_abs.cli.root_command import Context, milliseconds, output_option, to_moment
+from spark_abs.cli.root_command import Context, output_option, to_milliseconds, to_moment
 from spark_abs.errors import UsageError
 from spark_abs.model import is_number
 from spark_abs.quantities import time_ms, time_said
@@ -68,6 +68,7 @@ Given = tuple[tuple[Place, ...], tuple[Place, ...]]
     metavar="DURATION",
     default="5s",
     show_default=True,
+    callback=to_milliseconds,
     help="How long to look whether a query still runs; longer than a batch takes, or its trigger waits.",
 )
 @click.option(
@@ -92,7 +93,7 @@ def rewind(
     delete_kept: bool,
     dry_run: bool,
     yes: bool,
-    wait: str,
+    wait: int,
     force: tuple[str, ...],
 ) -> None:
     """Bring streaming queries that use nothing of spark_abs, and their tables, back to one moment.
@@ -105,6 +106,11 @@ def rewind(
     A rewind that was interrupted is finished, or withdrawn if nothing had been changed, by the next call
     with the same directories and tables.
     """
+    moments: dict[str, object] = {"--before": before, "--at": at}
+    _refuse_both(
+        {"--list": only_list, "--undo": take_back, "--purge": delete_kept},
+        {"--list": {**moments, "--dry-run": dry_run, "--yes": yes}, "--undo": moments, "--purge": moments},
+    )
     # Reading of Delta tables loads libraries that other commands do without.
     from spark_abs.rewind.prepare import checkpoints_at, tables_at
 
@@ -120,7 +126,7 @@ def rewind(
         _list(out, (queries, written), kept)
         return
     if take_back:
-        _undo(ctx, (queries, written), dry_run=dry_run, yes=yes, wait_ms=_wait_ms(wait))
+        _undo(ctx, (queries, written), dry_run=dry_run, yes=yes, wait_ms=wait)
         return
     from spark_abs.rewind.apply import apply
     from spark_abs.rewind.prepare import prepare
@@ -147,8 +153,8 @@ def rewind(
         return
     if not agreed(out, {"plan": _plain(plan)}, dry_run=dry_run, yes=yes):
         return
-    with out.waiting(f"looking for {wait} whether a query still runs"):
-        ctx.pause(_wait_ms(wait) / 1000)
+    with out.waiting(f"looking for {duration(wait)} whether a query still runs"):
+        ctx.pause(wait / 1000)
     prepared.require_still()
     apply(plan, storage, require_still=prepared.require_still, at=no_failpoint)
     prepared.require_back()
@@ -156,6 +162,23 @@ def rewind(
         {"applied": True, "plan": _plain(plan)},
         lambda out: out.line("The queries and tables are back: start the queries as they are"),
     )
+
+
+def _refuse_both(verbs: Mapping[str, bool], others: Mapping[str, Mapping[str, object]]) -> None:
+    """Refuse options of which one would be ignored.
+
+    Args:
+        verbs: options that exclude each other, with whether they are given.
+        others: such an option to options that mean nothing beside it, with what is given of them.
+
+    Raises:
+        UsageError: two of them are given.
+    """
+    chosen = [verb for verb, given in verbs.items() if given]
+    pairs = [*combinations(chosen, 2)]
+    pairs += [(verb, name) for verb in chosen for name, given in others[verb].items() if given]
+    for one, other in pairs:
+        raise UsageError(f"give either {one} or {other}")
 
 
 def _undo(ctx: Context, given: Given, *, dry_run: bool, yes: bool, wait_ms: int) -> None:
@@ -262,10 +285,6 @@ def _plain(plan: RewindPlan) -> Mapping[str, Any]:
         "notes": plan.notes,
         "kept": None if plan.kept is None else int(plan.kept.checkpoint),
     }
-
-
-def _wait_ms(text: str) -> int:
-    return milliseconds(text, f"--wait {text}")
 
 
 def _batch(text: str) -> tuple[str, int]:
