@@ -234,7 +234,7 @@ def plan_adoption(
     )
     _refuse_active(job.spark, adoption)
     offsets = log.offsets_text(adoption.planned)
-    sources = source_offsets(offsets)
+    sources = source_offsets(offsets, f"{place}/offsets/{adoption.planned}")
     reasons += _sources(place, sources, plan.streams)
     reasons += why_not_aligned(job, root, state, log, offsets=sources, streams=plan.streams)
     before = log.find_offsets(BatchId(adoption.finished - 1)) or ""

@@ -198,7 +198,7 @@ class Knowledge:
         newest, stands = sources_after(finished, planned, way)
         text = log.offsets_text(newest) if newest != NO_BATCH else None
         return StageProgress(
-            self._sources(shape, text, stands),
+            self._sources(shape, text, stands, where=f"{native}/offsets/{newest}"),
             finished,
             way,
             stateful=native.below("state").exists(),
@@ -216,9 +216,9 @@ class Knowledge:
         return snapshot.cut_batch if snapshot is not None else NO_BATCH
 
     def _sources(
-        self, shape: StageShape, text: str | None, begun: bool = True
+        self, shape: StageShape, text: str | None, begun: bool = True, *, where: str = ""
     ) -> tuple[Position | None, ...]:
-        """Return the positions in the text of an offset file.
+        """Return the positions in the text of an offset file, which `where` names for messages.
 
         Without text, the first positions of the sources.
         """
@@ -228,7 +228,7 @@ class Knowledge:
                 for s in shape.sources or [SourceShape(CHANNEL, channel) for channel in shape.inputs]
             )
         found = []
-        for offset in source_offsets(text):
+        for offset in source_offsets(text, where):
             position = next(iter(positions_of([offset])), None) if offset is not None else None
             if position is not None and not begun:
                 position = self._start(shape.stage, position.channel, position.feedback)

@@ -180,7 +180,7 @@ def _reading(root: Root, state: ControlState, stage: StageId, problems: list[str
         if planned == NO_BATCH:
             return StageReading()
         text = native.read_text(f"offsets/{planned}")
-        lines = parse_offsets(text).lines if text else ()
+        lines = parse_offsets(text, f"{native}/offsets/{planned}").lines if text else ()
         return StageReading(positions_of(lines), _known(newest_batch(native, "commits")), planned)
     except (AbsError, OSError) as error:
         problems.append(redacted(f"stage {stage}: {error}"))

@@ -188,7 +188,7 @@ def vacate(place: Place, rewind: str) -> None:
 
 def _is_occupied(place: Place, path: str, rewind: str) -> bool:
     text = place.read_text(path)
-    return text is not None and parse_offsets(text).conf.get(MARK) == rewind
+    return text is not None and parse_offsets(text, f"{place}/{path}").conf.get(MARK) == rewind
 
 
 def least_number(query: QueryGoal, paths: Iterable[str]) -> int:

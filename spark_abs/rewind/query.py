@@ -122,7 +122,8 @@ def with_kept(query: QueryFacts, kept: KeptBatch) -> QueryFacts:
     if any(batch.number == kept.number for batch in query.batches):
         return query
     texts = {kept.number: kept.text, **({kept.number - 1: kept.before} if kept.before is not None else {})}
-    offsets = {number: parse_offsets(text) for number, text in texts.items()}
+    log = f"kept {query.place}/offsets"
+    offsets = {number: parse_offsets(text, f"{log}/{number}") for number, text in texts.items()}
     began = offsets[kept.number].timestamp_ms or kept.ended_ms
     return replace(
         query,
@@ -200,7 +201,7 @@ def _read(place: Place, name: str, fenced_by: str) -> QueryFacts:
     planned, committed = _times(place, "offsets"), _times(place, "commits")
     read = in_threads(lambda batch: place.read_text(f"offsets/{batch}"), sorted(planned))
     texts = {b: text for b, text in zip(sorted(planned), read, strict=True) if text is not None}
-    offsets = {b: parse_offsets(text) for b, text in texts.items()}
+    offsets = {b: parse_offsets(text, f"{place}/offsets/{b}") for b, text in texts.items()}
     if any(_is_auto_loader(line) for file in offsets.values() for line in file.lines):
         raise Refused(
             f"query {name!r} reads with Auto Loader, which keeps the names of the files it has read in a "

@@ -150,8 +150,9 @@ class _Reader:
         b = self._batch
         self._need("", "metadata", "the query's id")
         offsets_text = self._text(self._need("offsets", str(b), f"the offsets of batch {b}"))
-        offsets = parse_offsets(offsets_text)
-        commit = parse_commit(self._text(self._need("commits", str(b), f"the commit of batch {b}")))
+        offsets = parse_offsets(offsets_text, f"{self._base}/offsets/{b}")
+        commit_text = self._text(self._need("commits", str(b), f"the commit of batch {b}"))
+        commit = parse_commit(commit_text, f"{self._base}/commits/{b}")
         if b > 0:
             self._need("offsets", str(b - 1), "the offsets of the batch before, which a start reads")
             self._chosen.update(f for f in [self._dirs["commits"].get(str(b - 1))] if f)

@@ -28,8 +28,9 @@ class FileSources:
         self._native = native
         self.finished = newest_batch(native, "commits")
         """The last finished batch, `NO_BATCH` if none is."""
-        text = None if self.finished == NO_BATCH else native.read_text(f"offsets/{int(self.finished)}")
-        self._offsets = {} if text is None else parse_offsets(text).offsets
+        path = f"offsets/{int(self.finished)}"
+        text = None if self.finished == NO_BATCH else native.read_text(path)
+        self._offsets = {} if text is None else parse_offsets(text, f"{native}/{path}").offsets
 
     @property
     def unfinished(self) -> BatchId:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -77,15 +78,26 @@ class CommitFile:
     committed."""
 
 
-def parse_offsets(text: str) -> OffsetFile:
+def parse_offsets(text: str, where: str = "") -> OffsetFile:
     """Read the text of `offsets/<b>`.
+
+    Args:
+        text: the text.
+        where: the file from which it comes, for the message.
 
     Raises:
         Refused: a newer log version.
         DamageError: anything else that Spark would not have written.
     """
+    with _naming(where):
+        return _offset_file(text)
+
+
+def _offset_file(text: str) -> OffsetFile:
     version, lines = _header(text, "offset log", OFFSET_LOG_VERSIONS)
-    metadata = parsed(lines[0], dict, "offset log metadata") if lines and lines[0].strip() else {}
+    if not lines:
+        raise DamageError("offset log: there is nothing after the version")
+    metadata = parsed(lines[0], dict, "offset log metadata") if lines[0].strip() else {}
     offsets: dict[str, str] = {}
     for index, line in enumerate(lines[1:]):
         if version == 1:
@@ -153,13 +165,13 @@ def with_offsets(text: str, offsets: Mapping[str, str]) -> str:
     return "\n".join([head, metadata, *lines])
 
 
-def parse_commit(text: str) -> CommitFile:
-    """Read the text of `commits/<b>`.
+def parse_commit(text: str, where: str = "") -> CommitFile:
+    """Read the text of `commits/<b>`; arguments and errors as of `parse_offsets`."""
+    with _naming(where):
+        return _commit_file(text)
 
-    Raises:
-        Refused: a newer log version.
-        DamageError: anything else that Spark would not have written.
-    """
+
+def _commit_file(text: str) -> CommitFile:
     version, lines = _header(text, "commit log", COMMIT_LOG_VERSIONS)
     metadata = parsed(lines[0], dict, "commit log metadata") if lines else {}
     raw = metadata.get("stateUniqueIds")
@@ -410,6 +422,17 @@ def _below_state(path: str, state_uri: str) -> str:
     if not match:
         raise DamageError(f"operator metadata: {path!r} is not a schema file below a state directory")
     return f"{state_uri}/{match[1]}"
+
+
+@contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """Put a file in front of what is said of its text."""
+    try:
+        yield
+    except (DamageError, Refused) as error:
+        if not where:
+            raise
+        raise type(error)(f"{where}: {error}") from error
 
 
 def _header(text: str, what: str, known: Sequence[int]) -> tuple[int, list[str]]:

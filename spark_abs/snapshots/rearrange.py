@@ -27,14 +27,18 @@ chooses it."""
 _CHUNK = 8 << 20
 
 
-def source_offsets(text: str) -> tuple[str | None, ...]:
+def source_offsets(text: str, where: str = "") -> tuple[str | None, ...]:
     """Return the offset of each source in the text of `offsets/<b>`, None for a source without one.
+
+    Args:
+        text: the text.
+        where: the file from which it comes, for the message.
 
     Raises:
         Refused: a newer log version, or sources that Spark identifies by names.
         DamageError: the text does not have Spark's format.
     """
-    parsed, lines = parse_offsets(text), text.split("\n")[2:]
+    parsed, lines = parse_offsets(text, where), text.split("\n")[2:]
     if parsed.version == 1:
         return tuple(None if line == VOID_OFFSET else line for line in lines)
     names = [line.partition(":")[0] for line in lines]

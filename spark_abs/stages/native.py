@@ -55,7 +55,10 @@ class NativeLog:
 
     def offsets(self, batch: BatchId) -> OffsetFile:
         """Return a planned batch, parsed."""
-        return parse_offsets(self.offsets_text(batch))
+        return self._parsed(batch, self.offsets_text(batch))
+
+    def _parsed(self, batch: int, text: str) -> OffsetFile:
+        return parse_offsets(text, f"{self.place}/offsets/{batch}")
 
     def positions(self, batch: BatchId) -> tuple[Position, ...]:
         """Return the positions of the stage's gates after a batch."""
@@ -113,7 +116,7 @@ class NativeLog:
         before, text = self.find_offsets(BatchId(batch - 1)), self.find_offsets(batch)
         if before is None or text is None:
             return False
-        one, other = parse_offsets(before), parse_offsets(text)
+        one, other = self._parsed(batch - 1, before), self._parsed(batch, text)
         return (one.offsets, one.watermark_ms) == (other.offsets, other.watermark_ms)
 
 

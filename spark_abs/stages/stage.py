@@ -184,7 +184,7 @@ class StageRunner:
 
     def _planned(self, batch: BatchId) -> Planned:
         text = self.native.offsets_text(batch)
-        offsets = parse_offsets(text)
+        offsets = parse_offsets(text, f"{self.native.place}/offsets/{batch}")
         offsets_before = self.native.offsets(BatchId(batch - 1)) if batch > 0 else None
         before = positions_of(offsets_before.lines) if offsets_before is not None else self.start
         after = positions_of(offsets.lines)

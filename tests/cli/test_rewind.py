@@ -237,6 +237,14 @@ def test_directories_are_what_they_should_be(world: World) -> None:
     assert (result.exit_code, "commits of gold.bak" in result.output) == (0, False), result.output
 
 
+@pytest.mark.parametrize("text", ["", "v1", "v1\n{", "v9\n{}"], ids=["empty", "torn", "cut off", "newer"])
+def test_a_damaged_offset_file_is_named(world: World, text: str) -> None:
+    newest = max((world.base / "c" / "gold" / "offsets").iterdir(), key=lambda file: int(file.name))
+    newest.write_text(text)
+    said = rewind(world, "--list", exits=1 if text.startswith("v9") else 3).stderr
+    assert f"{newest}: offset log" in said
+
+
 def test_a_changed_table_is_others_work(world: World) -> None:
     DeltaTable(str(world.base / "t" / "silver")).alter.set_table_properties(
         {"delta.logRetentionDuration": "interval 1 day"}

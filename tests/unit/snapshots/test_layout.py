@@ -88,6 +88,14 @@ def test_what_spark_would_not_write_is_damage(parse: Callable[[str], object], te
         parse(text)
 
 
+@pytest.mark.parametrize("text", ["", "v9\n{}", "v1\n{", 'v1\n{"batchWatermarkMs":"soon"}', "v1\n[]"])
+def test_a_log_that_cannot_be_read_is_named(text: str) -> None:
+    with pytest.raises((DamageError, Refused), match=r"^file:/c/offsets/5: "):
+        parse_offsets(text, "file:/c/offsets/5")
+    with pytest.raises((DamageError, Refused), match=r"^file:/c/commits/5: "):
+        parse_commit(text.replace("batchW", "nextBatchW"), "file:/c/commits/5")
+
+
 @pytest.mark.parametrize(
     ("name", "file"),
     [
