@@ -13,6 +13,7 @@ from pyarrow import fs
 
 from spark_abs.cuts.cut import NoAlignedCut, cuts, newest_cut
 from spark_abs.errors import Refused, UsageError
+from spark_abs.quantities import time_said
 from spark_abs.rewind.apply import check_plan
 from spark_abs.rewind.inputs import lost_again
 from spark_abs.rewind.kept import KeptCut, kept_cuts
@@ -164,20 +165,23 @@ def prepare(
         kept: where `watch` has kept cuts: the newest of these is taken if Spark has no cut so far back.
 
     Raises:
-        UsageError: a query of `at` is not among them.
+        UsageError: a query of `at` is not among them, or has no such batch.
         NoAlignedCut: there is none.
         Refused: the plan cannot be carried out; says why.
     """
     found = survey(checkpoints, tables)
+    newest = {query.name: query.planned for query in found.queries}
     for name, batch in (at or {}).items():
-        if name not in found.pipeline.batches:
-            raise UsageError(f"--at {name}={batch}: the queries are {', '.join(found.pipeline.batches)}")
+        if name not in newest:
+            raise UsageError(f"--at {name}={batch}: the queries are {', '.join(newest)}")
+        if batch > newest[name] >= 0:
+            raise UsageError(f"query {name!r} has no batch {batch}: its newest is {newest[name]}")
     taken: KeptCut | None = None
     try:
         cut = newest_cut(found.pipeline, _bound(found, before_ms, at or {}))
     except NoAlignedCut as none:
         if kept is None:
-            raise
+            raise NoAlignedCut(f"{none}{_oldest(found)}") from none
         found, cut, taken = _kept(
             found, kept, checkpoints, tables, before_ms=before_ms, at=at or {}, why=none
         )
@@ -241,7 +245,19 @@ def _kept(
         except NoAlignedCut as error:
             why = error
     said = f"{tried} cuts from before the moment, but the logs of the tables fit none of them"
-    raise NoAlignedCut(f"{why}; {root.uri} keeps {said if tried else 'no cut of these queries so far back'}")
+    none = said if tried else "no cut of these queries so far back"
+    raise NoAlignedCut(f"{why}; {root.uri} keeps {none}{_oldest(found, root)}")
+
+
+def _oldest(found: Survey, root: Root | None = None) -> str:
+    """Name the oldest moment there is, also of those that a root keeps; nothing if there is none."""
+    moments = [found.pipeline.ended_ms(cut) for cut in cuts(found.pipeline, found.pipeline.newest())]
+    others = ", and --root ROOT also those that `spark-abs watch` has kept"
+    if root is not None:
+        moments, others = [*moments, *(cut.moment_ms for cut in kept_cuts(root, found.queries))], ""
+    if not moments:
+        return ""
+    return f". The oldest moment there is: {time_said(min(moments))}; --list shows all{others}"
 
 
 def kept_moments(root: Root, checkpoints: Sequence[Place]) -> Iterator[tuple[int, dict[str, int]]]:

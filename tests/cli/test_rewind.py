@@ -203,6 +203,7 @@ def test_a_store_that_cannot_be_asked_for_input_files_is_no_store_without_them(w
     [
         (["--at", "bronze"], "give QUERY=BATCH"),
         (["--at", "nobody=3"], "--at nobody=3: the queries are bronze, gold, silver"),
+        (["--at", "bronze=99"], "query 'bronze' has no batch 99: its newest is "),
         (["--before", "yesterday"], "'yesterday' is no time such as 2026-01-31T20:15"),
         (["--wait", "long", "--yes", "--at=bronze=1"], "expected a duration"),
         (["--wait", "long", "--dry-run"], "--wait 'long': expected a duration"),
@@ -266,6 +267,19 @@ def test_an_undo_whose_files_are_gone_leaves_the_rewind(world: World) -> None:
 def test_before_the_first_batch_there_is_no_cut(world: World) -> None:
     said = rewind(world, "--before", "2020-01-01T00:00", exits=1).stderr
     assert "has no batch that can be resumed so far back" in said
+    oldest = json.loads(rewind(world, "--list", "--output", "json").stdout)[-1]
+    assert f"The oldest moment there is: {oldest['at'].replace('T', ' ')}; --list shows all" in said
+    assert "--root ROOT also those that `spark-abs watch` has kept" in said
+    asked = rewind(world, "--before", oldest["at"], "--dry-run", "--output", "json")
+    assert json.loads(asked.stdout)["plan"]["moment_ms"] == oldest["at_ms"]
+
+
+def test_without_any_cut_no_moment_is_named(world: World) -> None:
+    for file in (world.base / "c" / "gold" / "commits").iterdir():
+        file.unlink()
+    said = rewind(world, "--dry-run", exits=1).stderr
+    assert "query 'gold' has no batch that can be resumed so far back" in said
+    assert "oldest" not in said
 
 
 def test_a_table_between_two_queries_is_missed(world: World) -> None:

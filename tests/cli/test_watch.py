@@ -66,6 +66,9 @@ def test_cuts_are_kept_listed_and_gone_back_to(world: WatchedWorld) -> None:
     given = ["--checkpoints", f"{world.base}/c/*", "--tables", f"{world.base}/t/*", "--root", root]
     moments = json.loads(call("rewind", *given, "--list", "--output", "json").stdout)
     (first,) = (m for m in moments if m["kept"] and m["batches"] == dict(done["batches"]))
+    early = call("rewind", *given, "--before", "2020-01-01T00:00", exits=1).stderr
+    assert f"The oldest moment there is: {moments[-1]['at'].replace('T', ' ')}; --list shows all" in early
+    assert "--root ROOT" not in early
     asked = [f"--at={query}={batch}" for query, batch in first["batches"].items()]
     assert (
         f"The files come from cut {cut}, kept at {root}."
