@@ -122,6 +122,11 @@ def _notes(queries: Sequence[QueryFacts], tables: Sequence[TableFacts]) -> list[
                 f"query {query.name!r} has written to none of the given tables: what it wrote elsewhere "
                 "(Kafka, JDBC, files, a table without txnAppId) stays and is written again"
             )
+        if any(app != query.id for table in tables for app in table.apps_of(query.name)):
+            said.append(
+                f"query {query.name!r} writes through a function: what it writes elsewhere (tables that were "
+                "not given, Kafka, JDBC, files) stays and is written again"
+            )
     for table in tables:
         said += [
             f"table {table.uri}: commits that name no batch were made by query {query!r}: this was concluded "

@@ -282,6 +282,14 @@ def test_without_any_cut_no_moment_is_named(world: World) -> None:
     assert "oldest" not in said
 
 
+def test_what_a_function_writes_elsewhere_is_said_to_come_again(world: World) -> None:
+    """Of a query that writes with Delta's own sink, which has one table, nothing is said."""
+    plan = json.loads(rewind(world, "--at=bronze=1", "--dry-run", "--output", "json").stdout)["plan"]
+    (said,) = (note for note in plan["notes"] if "writes through a function" in note)
+    assert said.startswith("query 'gold' writes through a function: what it writes elsewhere")
+    assert said.endswith("is written again")
+
+
 def test_a_table_between_two_queries_is_missed(world: World) -> None:
     base = world.base
     given = ["--checkpoints", f"{base}/c/*", "--tables", f"{base}/t/bronze", f"{base}/t/gold", "--yes"]
