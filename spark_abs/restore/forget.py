@@ -8,10 +8,9 @@ from spark_abs.errors import AttemptNotReady, Refused, UsageError
 from spark_abs.manifest import Manifest
 from spark_abs.manifests.manifest_table import Checkpoints
 from spark_abs.model import StageId
-from spark_abs.observe.client import ask_run, carried_out, is_alive, new_command
+from spark_abs.observe.client import ask_run, carried_out, commanded, is_alive, new_command
 from spark_abs.protocol.control import WRAPPED_JOB, Command, CommandKind, ControlState, forgotten
 from spark_abs.protocol.control import forget as record
-from spark_abs.store.control import Control
 from spark_abs.store.root import Root
 
 
@@ -28,9 +27,9 @@ def forget_query(
 
     Raises:
         UsageError: the root has no wrapped queries, or none of this name.
-        Refused: the query runs.
+        Refused: the query runs, or it is the root of a watcher.
     """
-    control = Control.open(root)
+    control = commanded(root)
     state = control.state
     name = _known(state, Checkpoints.open(root, state.job).newest_on(state.attempt), stage)
     command = new_command(CommandKind.FORGET, clock_ms(), name)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pyarrow import fs
 
 from spark_abs.codec import from_json, to_json
-from spark_abs.errors import DamageError, Refused
+from spark_abs.errors import DamageError, Refused, RootNotFound
 from spark_abs.manifest import StageSnapshot, StoredFile
 from spark_abs.manifests.find import list_manifests, load
 from spark_abs.model import NO_TABLE, CheckpointId, checked_relative
@@ -89,11 +89,17 @@ def kept_cuts(root: Root, queries: Sequence[QueryFacts]) -> Iterator[KeptCut]:
         queries: as they are now.
 
     Raises:
-        UsageError: there is nothing at the root.
+        RootNotFound: there is nothing at the root.
         Refused: it is the root of a job.
         DamageError: a manifest cannot be read.
     """
-    state = Control.open(root).state
+    try:
+        state = Control.open(root).state
+    except RootNotFound as none:
+        raise RootNotFound(
+            f"there is no root of `spark-abs watch` at {root.uri}: give the root of that command, and if it "
+            "is on a disk of its own, mount the disk"
+        ) from none
     if state.job != WATCHED_JOB:
         raise Refused(
             f"{root.uri} is the root of job {state.job!r}: its checkpoints are restored by `spark-abs "

@@ -204,6 +204,7 @@ def test_a_store_that_cannot_be_asked_for_input_files_is_no_store_without_them(w
         (["--at", "bronze"], "give QUERY=BATCH"),
         (["--at", "nobody=3"], "--at nobody=3: the queries are bronze, gold, silver"),
         (["--at", "bronze=99"], "query 'bronze' has no batch 99: its newest is "),
+        (["--root", "/nope", "--list"], "there is no root of `spark-abs watch` at /nope"),
         (["--before", "yesterday"], "'yesterday' is no time such as 2026-01-31T20:15"),
         (["--wait", "long", "--yes", "--at=bronze=1"], "expected a duration"),
         (["--wait", "long", "--dry-run"], "--wait 'long': expected a duration"),

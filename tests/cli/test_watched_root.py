@@ -240,7 +240,7 @@ def test_damaged_cuts_are_told_beside_those_that_are_whole(world: WatchedWorld) 
 
 
 def test_commands_of_jobs_are_refused(world: WatchedWorld) -> None:
-    for command in (["resume"], ["skip-file", "gold", "a"], ["pause"], ["stop"]):
+    for command in (["resume"], ["skip-file", "gold", "a"], ["pause"], ["stop"], ["forget", "gold"]):
         assert "takes no commands" in after(world)(*command, exits=1).stderr
 
 
