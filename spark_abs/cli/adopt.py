@@ -81,7 +81,10 @@ def adopt(
                 taken = _adopt(out, declared[0])
             out.result(
                 {"applied": True, "savepoint": taken},
-                lambda out: out.line(f"The queries are adopted, savepoint {taken} has all: run the script"),
+                lambda out: out.line(
+                    f"The queries are adopted, savepoint {SAVEPOINT!r}, checkpoint {taken}, has all: run the "
+                    "script"
+                ),
             )
 
 

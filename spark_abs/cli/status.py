@@ -15,7 +15,7 @@ from spark_abs.model import RunKind
 from spark_abs.observe.headline import headline
 from spark_abs.observe.status import JobStatus, StageStatus, job_status, lease_timeout_ms
 from spark_abs.observe.tally import Tally
-from spark_abs.protocol.control import WATCHED_JOB
+from spark_abs.protocol.control import WATCHED_JOB, WRAPPED_JOB
 from spark_abs.snapshots.layout import END_OF_TIME_MS
 from spark_abs.store.activity import Backlog, Phase, StageActivity, phase_said
 from spark_abs.store.root import Root
@@ -174,7 +174,7 @@ def _kept(found: JobStatus) -> Iterator[tuple[str, str]]:
     for said in found.next_cut[:MOST_LATE]:
         yield "next cut", one_line(said)
     if found.oldest_age_ms is not None:
-        logs = "" if found.job == WATCHED_JOB else ": channels keep their logs since then"
+        logs = "" if found.job in (WATCHED_JOB, WRAPPED_JOB) else ": channels keep their logs since then"
         yield "kept", f"{found.kept}, the oldest from {duration(found.oldest_age_ms)} ago{logs}"
     for damage in found.damaged[:MOST_LATE]:
         yield "damaged", one_line(damage)

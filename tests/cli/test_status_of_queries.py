@@ -147,6 +147,7 @@ def test_wrapped_queries_that_do_not_run_are_shown_as_stored(wrapped: Wrapped) -
     native.batch(3, ["{}"])
     (native.directory / "commits/3").unlink()
     cli = Cli(wrapped.root.uri)
+    assert "channels" not in cli("status").stdout, "wrapped queries have none"
     (stage,) = cli.json("status")["stages"]
     assert (stage["finished"], stage["finished_ms"]) == (2, NOW - 20_000)
     assert stage["finished_at"].startswith("1970-01-01T")

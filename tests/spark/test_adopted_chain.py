@@ -183,5 +183,9 @@ def test_the_command_finds_which_stage_adopts_which_query(chain: Chain, tmp_path
     savepoint = spark_abs.open(chain.root).checkpoints().to_pylist()[-1]
     assert (savepoint["id"], savepoint["name"]) == (done["savepoint"], "adopted")
     assert json.loads(adopt(chain, script, "--yes", "--output", "json").stdout) == done
+    assert (
+        f"savepoint 'adopted', checkpoint {done['savepoint']}, has all"
+        in adopt(chain, script, "--yes").output
+    )
     exec(compile(script.read_text(), str(script), "exec"), {"__name__": "__main__"})
     chain.is_whole()
