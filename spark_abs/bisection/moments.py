@@ -155,8 +155,9 @@ class _Search:
     reads: int = 0
     skipped: dict[int, str] = field(default_factory=dict)
     _newest: dict[str, Table] = field(default_factory=dict)
+    """URI to the table as it is now: a name may have another place at another moment."""
     _tables: dict[int, Mapping[str, DeltaTable]] = field(default_factory=dict)
-    _answers: dict[tuple[int, ...], bool] = field(default_factory=dict)
+    _answers: dict[tuple[tuple[str, int], ...], bool] = field(default_factory=dict)
     _checked: bool = False
 
     def is_readable(self, at: int) -> bool:
@@ -182,9 +183,9 @@ class _Search:
         return True
 
     def is_bad(self, at: int) -> bool:
-        """Ask the condition at a moment; tables of the same versions are read once."""
+        """Ask the condition at a moment; the same versions of the same tables are read once."""
         tables = self._tables.pop(at)
-        versions = tuple(table.version() for table in tables.values())
+        versions = tuple((table.table_uri, table.version()) for table in tables.values())
         if versions not in self._answers:
             self.reads += 1
             self.progress.say(f"reading the tables of {self.moments.moment(at).said}")
@@ -194,15 +195,16 @@ class _Search:
     def _open(self, name: str, at: TableVersion) -> DeltaTable:
         if at.version == NO_TABLE:
             raise Refused(f"table {name} did not exist yet")
-        if name not in self._newest:
+        uri = at.place.uri
+        if uri not in self._newest:
             try:
-                self._newest[name] = Table.open(at.place)
+                self._newest[uri] = Table.open(at.place)
             except FileNotFoundError as error:
                 raise Refused(str(error)) from error
-        if gone := missing(self._newest[name], at.version):
+        if gone := missing(self._newest[uri], at.version):
             raise Refused(f"table {name}: {gone}")
         try:
-            return DeltaTable(at.place.uri, version=int(at.version), storage_options=at.place.options)
+            return DeltaTable(uri, version=int(at.version), storage_options=at.place.options)
         except DeltaError as error:
             raise Refused(f"table {name}: {error}") from error
 

@@ -9,15 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 import spark_abs
 from spark_abs.cli.main import main
 from spark_abs.cli.root_command import Context
 from spark_abs.manifest import Manifest
 from spark_abs.model import Barrier, BatchId, CheckpointMode, Version
+from spark_abs.store.storage import Place
+from spark_abs.store.table import Table
 from tests.cli.conftest import Cli
 from tests.plain_queries import World, rows_of
 from tests.root_support import SmallJob, offsets_of
@@ -147,6 +150,32 @@ def test_no_root_and_a_table_that_was_replaced(job: SmallJob, cli: Cli, tmp_path
     replaced = tmp_path / "other"
     Path(job.table).rename(replaced)
     assert "no moment can be read; checkpoint 1: sink 'totals' has lost" in cli("bisect", BAD, exits=1).stderr
+
+
+@pytest.mark.parametrize("newest", [0, 1, 2])
+def test_tables_of_different_places_are_told_apart_whatever_their_versions(
+    job: SmallJob, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, newest: int
+) -> None:
+    """From checkpoint 3 on the sink has another table, whose versions count from 0 again."""
+    place = Place(str(tmp_path / "lake/other"))
+    for n in range(newest + 1):
+        write_deltalake(place.uri, pa.table({"n": [100 + n]}), mode="append")
+    other = Table.open(place)
+    job.checkpoint(1)
+    job.checkpoint(2)
+    made = job.manifest
+
+    def elsewhere(barrier: Barrier, version: Version) -> Manifest:
+        manifest = made(barrier, version)
+        a, b = manifest.stages
+        table, mail = b.outputs
+        moved = replace(table, table=place.uri, table_id=other.id, version=other.version)
+        return replace(manifest, stages=(a, replace(b, outputs=(moved, mail))))
+
+    monkeypatch.setattr(job, "manifest", elsewhere)
+    job.checkpoint(3)
+    found = cli.json("bisect", BAD)
+    assert (found["good"]["id"], found["bad"]["id"], found["skipped"]) == (2, 3, [])
 
 
 class OfFiles(SmallJob):
