@@ -148,7 +148,8 @@ class JobRoot:
             checkpoint: an id, the name of a savepoint, or `latest`.
 
         Raises:
-            UsageError: the checkpoint has no such sink, the sink is a function, or there is no session.
+            UsageError: the checkpoint has no such sink, or several tables of this name, as a wrapped query
+                that writes several has; the sink is a function; or there is no session.
             CheckpointNotFound: there is no such checkpoint.
             Refused: the table was replaced since the checkpoint.
         """

@@ -21,7 +21,7 @@ _QUERY = re.compile(r"(select|with|values)\b", re.IGNORECASE)
 
 
 class CannotAsk(AbsError):
-    """The condition does not fit the tables of a moment: a table or column is missing there."""
+    """The condition does not fit the tables of a moment: what it names is missing, or is several tables."""
 
 
 @dataclass(frozen=True, slots=True)

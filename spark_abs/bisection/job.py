@@ -6,16 +6,17 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from spark_abs.bisection.condition import CannotAsk
 from spark_abs.bisection.files import files_between
 from spark_abs.bisection.moments import BEGINNING, Began, Between, Input, Moment, Ran, TableVersion
-from spark_abs.errors import DamageError
+from spark_abs.errors import DamageError, Refused
 from spark_abs.manifest import CHANNEL, Manifest, StageShape, StageSnapshot, StoredFile
 from spark_abs.manifests.find import list_manifests, load, newest_first
 from spark_abs.manifests.manifest_table import Summary
 from spark_abs.model import NO_BATCH, CheckpointMode, RunKind, StageId, positions_of
 from spark_abs.observe.sources import readable
-from spark_abs.observe.tables import table_at
-from spark_abs.protocol.control import ControlState
+from spark_abs.observe.tables import SeveralTables, table_at
+from spark_abs.protocol.control import WATCHED_JOB, ControlState
 from spark_abs.snapshots.layout import file_source_offset, parse_offsets
 from spark_abs.snapshots.operators import stored_texts
 from spark_abs.store.control import Control
@@ -38,9 +39,15 @@ class JobMoments:
 
         Raises:
             UsageError: there is no job at this root.
+            Refused: it is the root of a watcher.
             DamageError: a log cannot be read.
         """
         state = Control.open(root).state
+        if state.job == WATCHED_JOB:
+            raise Refused(
+                f"{root.uri} has kept cuts of queries that are not ours: give their checkpoint directories "
+                'and tables, as `spark-abs bisect "CONDITION" --checkpoints ... --tables ...`'
+            )
         completed = list_manifests(root, state.job).completed
         return cls(root, state, tuple(reversed(newest_first(completed, state))))
 
@@ -71,7 +78,10 @@ class JobMoments:
 
     def table(self, at: int, name: str) -> TableVersion:
         """See `Moments`."""
-        found = table_at(self.root, name, self.summaries[at].id)
+        try:
+            found = table_at(self.root, name, self.summaries[at].id)
+        except SeveralTables as error:
+            raise CannotAsk(str(error)) from error
         return TableVersion(self.root.storage.place(found.table), found.version)
 
     def between(self, good: int, bad: int) -> Between:

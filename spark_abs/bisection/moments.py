@@ -106,6 +106,7 @@ class Moments(Protocol):
 
         Raises:
             UsageError: it had no such table.
+            CannotAsk: it had several tables of this name.
             Refused: the table was replaced or is gone.
             DamageError: what was stored of the moment cannot be read.
         """

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+class SeveralTables(UsageError):
+    """A name has several tables at a checkpoint: a wrapped query gives its own to each that it writes."""
+
+
 @dataclass(frozen=True, slots=True)
 class TableAt:
     """A Delta table of a job at a checkpoint."""
@@ -61,17 +65,26 @@ def tables_at(root: Root, checkpoint: str | int) -> pa.Table:
 def table_at(root: Root, name: str, checkpoint: str | int = "latest") -> TableAt:
     """Return the table of a sink at a checkpoint. No JVM; errors as `JobRoot.read`."""
     manifest = lookup(root, checkpoint).manifest
-    sinks = {o.output: (s.stage, o) for s in manifest.stages for o in s.outputs if o.kind != CHANNEL}
+    sinks = [(s.stage, o) for s in manifest.stages for o in s.outputs if o.kind != CHANNEL]
     behind = {record.sink: (record, table) for record, table in _after_checkpoints(root, manifest)}
     if name in behind and (found := _table_after(root, manifest, *behind[name])) is not None:
         return found
-    if name not in sinks:
-        known = ", ".join(sorted({*sinks, *behind} - {name})) or "none"
+    named = {o.output for _, o in sinks}
+    if name not in named:
+        known = ", ".join(sorted({*named, *behind} - {name})) or "none"
         raise UsageError(f"checkpoint {manifest.id} has no sink {name!r}: it has {known}")
-    stage, output = sinks[name]
-    if output.version is None:
-        raise UsageError(f"sink {name!r} is a function: a function has no versions to read")
-    return _checked(root, manifest, stage, output, output.version)
+    tables = [(stage, o) for stage, o in sinks if o.output == name and o.kind != "function"]
+    if len(tables) > 1:
+        places = ", ".join(root.storage.place(o.table).uri for _, o in tables)
+        raise SeveralTables(
+            f"checkpoint {manifest.id} has several tables of the name {name!r}: {places}; "
+            f"spark_abs.open({root.uri!r}).tables({manifest.id}) has the version of each, for any reader of "
+            "Delta"
+        )
+    for stage, output in tables:
+        if output.version is not None:
+            return _checked(root, manifest, stage, output, output.version)
+    raise UsageError(f"sink {name!r} is a function: a function has no versions to read")
 
 
 def read_sink(session: SparkSession, root: Root, name: str, checkpoint: str | int) -> DataFrame:

@@ -17,8 +17,10 @@ from deltalake import DeltaTable, write_deltalake
 import spark_abs
 from spark_abs.cli.main import main
 from spark_abs.cli.root_command import Context
-from spark_abs.manifest import Manifest
+from spark_abs.errors import UsageError
+from spark_abs.manifest import Manifest, OutputVersion
 from spark_abs.model import Barrier, BatchId, CheckpointMode, Version
+from spark_abs.observe.tables import table_at
 from spark_abs.store.storage import Place
 from spark_abs.store.table import Table
 from tests.cli.conftest import Cli
@@ -176,6 +178,46 @@ def test_tables_of_different_places_are_told_apart_whatever_their_versions(
     job.checkpoint(3)
     found = cli.json("bisect", BAD)
     assert (found["good"]["id"], found["bad"]["id"], found["skipped"]) == (2, 3, [])
+
+
+def test_a_name_of_several_tables_is_refused_and_each_is_named(
+    job: SmallJob, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As of a wrapped query: its function, and each table that this writes, have the name of the query."""
+    kept = [Place(str(tmp_path / "lake" / name)) for name in ("first", "second")]
+    for place in kept:
+        write_deltalake(place.uri, pa.table({"n": [1]}))
+    made, tables = job.manifest, kept[:1]
+
+    def wrapped(barrier: Barrier, version: Version) -> Manifest:
+        manifest = made(barrier, version)
+        a, b = manifest.stages
+        function = OutputVersion("daily", "function", "daily", "", None)
+        written = [OutputVersion("daily", "table", t.uri, t.id, t.version) for t in map(Table.open, tables)]
+        return replace(manifest, stages=(a, replace(b, outputs=(*b.outputs, function, *written))))
+
+    monkeypatch.setattr(job, "manifest", wrapped)
+    job.checkpoint(1)
+    assert table_at(job.root, "daily").table == kept[0].uri
+    assert "is not true at checkpoint 1" in cli("bisect", "SELECT n FROM daily WHERE n > 1", exits=1).stderr
+    tables = kept
+    job.checkpoint(2)
+    said = (
+        f"checkpoint 2 has several tables of the name 'daily': {kept[0].uri}, {kept[1].uri}; "
+        f"spark_abs.open({job.root.uri!r}).tables(2) has the version of each, for any reader of Delta"
+    )
+    with pytest.raises(UsageError, match=re.escape(said)):
+        table_at(job.root, "daily")
+    refused = cli("bisect", "SELECT n FROM daily", "--output", "json", exits=2).stderr
+    assert said in json.loads(refused)["message"]
+    assert set(spark_abs.open(job.root.uri).tables(2)["table"].to_pylist()) >= {place.uri for place in kept}
+    tables = kept[1:]
+    write_deltalake(kept[1].uri, pa.table({"n": [100]}), mode="append")
+    job.checkpoint(100)
+    found = cli.json("bisect", "SELECT n FROM daily WHERE n >= 100")
+    assert (found["good"]["id"], found["bad"]["id"]) == (1, 3)
+    (skipped,) = found["skipped"]
+    assert said in skipped["reason"]
 
 
 class OfFiles(SmallJob):

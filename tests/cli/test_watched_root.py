@@ -13,7 +13,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from spark_abs.errors import UsageError
 from spark_abs.keep import keep_words
+from spark_abs.observe.tables import table_at
 from spark_abs.watch.watcher import watching
 from tests.cli.conftest import Cli
 from tests.watched_queries import WatchedWorld
@@ -242,6 +244,13 @@ def test_damaged_cuts_are_told_beside_those_that_are_whole(world: WatchedWorld) 
 def test_commands_of_jobs_are_refused(world: WatchedWorld) -> None:
     for command in (["resume"], ["skip-file", "gold", "a"], ["pause"], ["stop"], ["forget", "gold"]):
         assert "takes no commands" in after(world)(*command, exits=1).stderr
+
+
+def test_a_bisection_takes_directories_and_tables_in_place_of_the_root(world: WatchedWorld) -> None:
+    said = after(world)("bisect", "SELECT id FROM main", exits=1).stderr
+    assert 'spark-abs bisect "CONDITION" --checkpoints ... --tables ...' in said
+    with pytest.raises(UsageError, match=r"has several tables of the name 'main': .*t/gold"):
+        table_at(world.root, "main")
 
 
 def test_a_look_settles_what_a_killed_watcher_has_left_also_if_there_is_no_newer_cut(
