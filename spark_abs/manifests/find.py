@@ -89,23 +89,28 @@ def load(root: Root, summary: Summary) -> Manifest:
     return checkpoints.load(summary.id)
 
 
-def readable(root: Root, listing: ManifestListing) -> tuple[Manifest, ...]:
-    """Return all intact manifests, by id.
+def readable(root: Root, job: str) -> tuple[Manifest, ...]:
+    """Return all intact manifests of a root, by id.
+
+    All are read at once; only if that fails are they read one by one, without those that retire meanwhile.
 
     Raises:
+        DamageError: the table's log is damaged.
         OSError: the store cannot be read now.
     """
+    checkpoints = open_existing(root, job)
+    if checkpoints is None:
+        return ()
     try:
-        checkpoints = open_existing(root, listing.completed[0].job) if listing.completed else None
-        return checkpoints.load_all() if checkpoints is not None else ()
+        return checkpoints.load_all()
     except DamageError:
-        return tuple(_loaded_one_by_one(root, listing))
+        return tuple(_loaded_one_by_one(checkpoints, _listed_one_by_one(root)))
 
 
-def _loaded_one_by_one(root: Root, listing: ManifestListing) -> Iterator[Manifest]:
+def _loaded_one_by_one(checkpoints: Checkpoints, listing: ManifestListing) -> Iterator[Manifest]:
     for summary in listing.completed:
-        with suppress(DamageError):
-            yield load(root, summary)
+        with suppress(DamageError, CheckpointNotFound):
+            yield checkpoints.load(summary.id)
 
 
 def _unreadable(listing: ManifestListing) -> str:

@@ -16,7 +16,7 @@ from spark_abs.channels.entries import entry_of
 from spark_abs.channels.in_flight import problems_in_flight
 from spark_abs.errors import DamageError
 from spark_abs.manifest import Manifest, StoredFile
-from spark_abs.manifests.find import list_manifests, lookup, readable
+from spark_abs.manifests.find import lookup, readable
 from spark_abs.manifests.manifest_table import PATH
 from spark_abs.model import (
     NO_BATCH,
@@ -225,7 +225,7 @@ def verify_root(root: Root, progress: Progress) -> tuple[Finding, ...]:
         if root.fs.get_file_info(root.path(table)).type is FileType.Directory:
             progress.say(f"{table}/")
             found += check(root, table)
-    manifests = readable(root, list_manifests(root, state.job))
+    manifests = readable(root, state.job)
     with progress.count(f"{len(manifests)} checkpoints", _distinct_bytes(manifests)) as counted:
         found += verify_state(root, manifests, counted) or verify_packs(root, manifests)
     current = [m for m in manifests if state.on_path(m.attempt, m.id)]

@@ -144,7 +144,7 @@ def prepare(
         root=root,
         state=state,
         listing=listing,
-        known=readable(root, listing),
+        known=readable(root, state.job),
         rows=damaged_rows(root),
         force=frozenset(force),
         natives=natives,

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from spark_abs.diagnosis.diagnoses import HOUR, Diagnosis, typed
-from spark_abs.errors import CheckpointNotFound, DamageError
 from spark_abs.manifest import Manifest
-from spark_abs.manifests.find import list_manifests, open_existing
-from spark_abs.manifests.manifest_table import Checkpoints
+from spark_abs.manifests.find import readable
 from spark_abs.model import NO_TABLE
 from spark_abs.observe.headline import run_said
 from spark_abs.observe.status import JobStatus
@@ -60,8 +57,7 @@ class WatchedFacts:
 
 def gather_watched(root: Root, status: JobStatus, now_ms: int) -> WatchedFacts:
     """Return what is known of a watched root; of its cuts those that are whole."""
-    checkpoints = open_existing(root, WATCHED_JOB)
-    kept = () if checkpoints is None else tuple(_kept(checkpoints, root))
+    kept = readable(root, WATCHED_JOB)
     newest = kept[-1] if kept else None
     if newest is None and status.watch is None:
         return WatchedFacts(root.uri, now_ms, status)
@@ -74,15 +70,6 @@ def gather_watched(root: Root, status: JobStatus, now_ms: int) -> WatchedFacts:
         overdue=has_older_cut(ahead, newest, now_ms - _OVERDUE_MS),
         tables=tuple(_tables(ahead, kept)),
     )
-
-
-def _kept(checkpoints: Checkpoints, root: Root) -> Iterator[Manifest]:
-    try:
-        yield from checkpoints.load_all()
-    except DamageError:
-        for row in list_manifests(root, WATCHED_JOB).completed:
-            with suppress(DamageError, CheckpointNotFound):
-                yield checkpoints.load(row.id)
 
 
 def _tables(ahead: Ahead, kept: Sequence[Manifest]) -> Iterator[KeptTable]:

@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from spark_abs.manifest import Manifest
+from spark_abs.manifests.manifest_table import Checkpoints
+from spark_abs.model import CheckpointId
+from spark_abs.store.storage import Place
+from spark_abs.store.table import Table
 from tests.cli.conftest import Cli
 from tests.root_support import SmallJob, offsets_of
 
@@ -93,3 +98,46 @@ def test_a_log_with_a_hole_is_damage(job: SmallJob, cli: Cli) -> None:
     Path(job.root.path("checkpoints/_delta_log/00000000000000000001.json")).unlink()
     result = cli("list", exits=3)
     assert result.stderr.count("\n") == 1
+
+
+def test_a_checkpoint_may_retire_meanwhile_beside_a_damaged_one(
+    job: SmallJob, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in (1, 2, 3):
+        job.checkpoint(n)
+    (row,) = Path(job.root.path("checkpoints")).glob("00000003-*.parquet")
+    truncated(row)
+    load, retired = Checkpoints.load, list[bool]()
+
+    def while_retiring(self: Checkpoints, checkpoint: CheckpointId) -> Manifest:
+        if not retired:
+            retired.append(job.checkpoints.retire([CheckpointId(2)], job.run))
+        return load(self, checkpoint)
+
+    monkeypatch.setattr(Checkpoints, "load", while_retiring)
+    (found,) = cli.json("verify", exits=3)["findings"]
+    assert found["path"] == f"checkpoints/{row.name}"
+    assert retired == [True]
+
+
+def test_the_checkpoints_beside_a_damaged_one_are_opened_together(
+    job: SmallJob, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.checkpoint(1)
+    (row,) = Path(job.root.path("checkpoints")).glob("00000001-*.parquet")
+    truncated(row)
+    opened, counts, found = list[str](), list[int](), Table.open
+
+    def counted(place: Place) -> Table:
+        opened.append(place.uri)
+        return found(place)
+
+    for n in (2, 3, 4):
+        job.checkpoint(n)
+        with monkeypatch.context() as patched:
+            patched.setattr(Table, "open", counted)
+            cli("verify", exits=3)
+        counts.append(opened.count(job.root.place("checkpoints").uri))
+        opened.clear()
+    assert counts[0] > 0
+    assert set(counts) == {counts[0]}
