@@ -166,7 +166,7 @@ def _completed(found: JobStatus, now_ms: int) -> Iterator[tuple[str, str]]:
         return
     yield "last completed", f"{found.last.id}, {duration(found.last.age_ms)} ago"
     if found.skipped:
-        until = f"nothing was done until {duration(found.unchanged_ms)} ago"
+        until = f"{duration(found.unchanged_ms)} ago nothing had been done"
         yield "skipped", f"{found.skipped} checkpoints since then: {until}"
 
 

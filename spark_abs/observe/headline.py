@@ -51,7 +51,7 @@ def _said(found: JobStatus, now_ms: int) -> str:
     if found.last is not None and found.last.age_ms is not None:
         last = f"completed checkpoint {found.last.id} {duration_said(found.last.age_ms)} ago"
     if found.skipped and found.unchanged_ms is not None:
-        last += f"; nothing was done until {duration_said(found.unchanged_ms)} ago"
+        last += f"; {duration_said(found.unchanged_ms)} ago nothing had been done since"
     return f"{job} runs and {last}"
 
 

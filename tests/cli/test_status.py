@@ -87,9 +87,9 @@ def test_checkpoints_that_are_skipped_are_counted_and_make_the_last_one_young(
     found = cli.json("status")
     assert (found["skipped"], found["unchanged_ms"]) == (7, 2_000)
     assert found["last"]["age_ms"] > 5_000
-    assert first_line(cli).endswith(" ago; nothing was done until 2.0 s ago")
+    assert first_line(cli).endswith(" ago; 2.0 s ago nothing had been done since")
     said = [" ".join(line.split()) for line in cli("status").stdout.splitlines()]
-    assert "skipped 7 checkpoints since then: nothing was done until 2.0 s ago" in said
+    assert "skipped 7 checkpoints since then: 2.0 s ago nothing had been done" in said
     assert cli("health", "--max-age", "5s").stdout.startswith("healthy: checkpoint 1, 2.0 s old")
     metrics = cli("metrics").stdout
     assert 'last_checkpoint_age_seconds{job_name="job"} 2\n' in metrics
