@@ -90,18 +90,9 @@ class QueryFacts:
                 if (at := delta_offset(line)) is not None and at.table_id == table_id
             ]
             reads = reads or bool(found)
-            commits = {_unread(at, is_last) for at in found}
+            commits = {at.unread(is_last) for at in found}
             until.append((commits.pop() if len(commits) == 1 else None) if found else 0)
         return Read(self.name, uri, tuple(until)) if reads else None
-
-
-def _unread(at: DeltaOffset, is_last: Callable[[int, int], bool]) -> int | None:
-    """Return the first version that is not read at an offset; None if a version is read in part."""
-    if at.initial:  # its index counts all files of the table; after the last one Delta leaves the version
-        return None
-    if at.index < 0:
-        return at.version
-    return at.version + 1 if is_last(at.version, at.index) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,17 @@ class DeltaOffset:
     def commit(self) -> int:
         """The first commit that is not yet read to its end."""
         return self.version + 1 if self.initial else self.version
+
+    def unread(self, is_last: Callable[[int, int], bool]) -> int | None:
+        """Return the first version that is not read; None if a version is read in part.
+
+        `is_last` says of a version and an index whether the version has no file left to read.
+        """
+        if self.initial:  # its index counts all files of the table; after the last Delta leaves the version
+            return None
+        if self.index < 0:
+            return self.version
+        return self.version + 1 if is_last(self.version, self.index) else None
 
 
 def delta_offset(offset: str | None) -> DeltaOffset | None:

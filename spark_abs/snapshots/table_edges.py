@@ -39,13 +39,8 @@ def tables_of(offsets: OffsetFile) -> frozenset[str]:
 
 
 def _until(at: DeltaOffset, commits: Commits, feed: bool) -> ReadUntil:
-    if at.initial:  # its index counts all files of the table; after the last one Delta leaves the version
-        return ReadUntil(at.version, in_part=True)
-    if at.index < 0:
-        return ReadUntil(at.version)
-    commit = commits(at.version)
-    whole = commit is not None and commit.is_last(at.index, feed)
-    return ReadUntil(at.version + 1) if whole else ReadUntil(at.version, in_part=True)
+    unread = at.unread(lambda v, index: (one := commits(v)) is not None and one.is_last(index, feed))
+    return ReadUntil(at.version, in_part=True) if unread is None else ReadUntil(unread)
 
 
 @dataclass(frozen=True, slots=True)
