@@ -126,7 +126,8 @@ def rewind(
         _list(out, (queries, written), kept)
         return
     if take_back:
-        _undo(ctx, (queries, written), dry_run=dry_run, yes=yes, wait_ms=wait)
+        lose = "inputs" in force
+        _undo(ctx, (queries, written), lose_inputs=lose, dry_run=dry_run, yes=yes, wait_ms=wait)
         return
     from spark_abs.rewind.apply import apply
     from spark_abs.rewind.prepare import prepare
@@ -181,7 +182,7 @@ def _refuse_both(verbs: Mapping[str, bool], others: Mapping[str, Mapping[str, ob
         raise UsageError(f"give either {one} or {other}")
 
 
-def _undo(ctx: Context, given: Given, *, dry_run: bool, yes: bool, wait_ms: int) -> None:
+def _undo(ctx: Context, given: Given, *, lose_inputs: bool, dry_run: bool, yes: bool, wait_ms: int) -> None:
     from spark_abs.rewind.prepare import new_id
     from spark_abs.rewind.undo import find_undo, undo
 
@@ -194,7 +195,8 @@ def _undo(ctx: Context, given: Given, *, dry_run: bool, yes: bool, wait_ms: int)
     if not agreed(out, plain, dry_run=dry_run, yes=yes):
         return
     ctx.pause(wait_ms / 1000)
-    undo(found, given[1], rewind=new_id(ctx.now_ms()), now_ms=ctx.now_ms(), at=no_failpoint)
+    now_ms = ctx.now_ms()
+    undo(found, given[1], rewind=new_id(now_ms), now_ms=now_ms, lose_inputs=lose_inputs, at=no_failpoint)
     out.result({"applied": True, **plain}, lambda out: out.line("The rewind is undone: start the queries"))
 
 

@@ -133,6 +133,8 @@ class Journal:
     """The id of the rewind that this one takes back."""
     planned: bool = True
     """Whether the goals are there: an undo makes them after the files are back."""
+    lose_inputs: bool = False
+    """Whether an undo may lose the rows of inputs that are gone and would be read again."""
     v: int = FORMAT
 
 

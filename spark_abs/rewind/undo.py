@@ -17,6 +17,7 @@ from spark_abs.rewind.apply import (
     write_journal,
 )
 from spark_abs.rewind.directory import Files
+from spark_abs.rewind.inputs import lost_again
 from spark_abs.rewind.journal import PURGED, Journal, in_order, top_of
 from spark_abs.rewind.plan import plan_rewind, query_goal
 from spark_abs.rewind.query import QueryFacts, is_still, read_queries, rewinds_of, unfinished
@@ -158,6 +159,7 @@ def undo(
     *,
     rewind: str,
     now_ms: int,
+    lose_inputs: bool = False,
     at: Failpoint,
 ) -> None:
     """Take a rewind back: files first, then all goes to the newest aligned cut of the time before it.
@@ -176,6 +178,7 @@ def undo(
         tables=(),
         undoes=found.journal.rewind,
         planned=False,
+        lose_inputs=lose_inputs,
     )
     begin(journal, storage, require_still=found.require_still, at=at)
     carry_out(_second_half(journal, storage, tables, at), storage, at)
@@ -212,6 +215,7 @@ def _second_half(journal: Journal, storage: Storage, tables: Sequence[Place], at
             used={goal.uri: goal.number for goal in before.queries},
         )
         plan = check_plan(plan, storage)
+        lost_again(plan.journal, seen.tables, storage, forced=journal.lose_inputs)
     except AbsError as error:
         again = tuple(replace(goal, before=present.get(goal.uri, goal.before)) for goal in before.tables)
         earlier = {goal.uri: goal for goal in before.queries}

@@ -329,6 +329,25 @@ def test_a_rewind_is_taken_back(world: World) -> None:
     world.is_whole(3)
 
 
+def test_an_undo_that_would_read_lost_input_files_again_leaves_the_rewind(world: World) -> None:
+    """The newest batches before the rewind were not read by all: their input is read again."""
+    for query in world.queries():
+        query.drain(5)
+    for number in range(1000, 1004):
+        (world.base / "in1" / str(number)).touch()
+    bronze = world.queries()[0]
+    bronze.drain(1)
+    rewind(world, "--at=bronze=1", "--yes")
+    (world.base / "in1" / "1003").unlink()
+    rows = rows_of(world.base / "t" / "bronze")
+    said = rewind(world, "--undo", "--yes", exits=1).stderr
+    assert "cannot be undone, and stands" in said
+    assert "1 of 4 input files that query 'bronze' reads again are gone" in said
+    assert rows_of(world.base / "t" / "bronze") == rows
+    rewind(world, "--undo", "--yes", "--force", "inputs")
+    assert 1003 not in rows_of(world.base / "t" / "bronze")
+
+
 def test_the_plan_counts_the_same_rows_and_batches_after_a_rewind_and_its_undo(world: World) -> None:
     """Meanwhile batches have new numbers, and the files of a table were taken away and added again."""
 
