@@ -224,21 +224,28 @@ def _purge(ctx: Context, queries: tuple[Place, ...], *, dry_run: bool, yes: bool
 
 
 def _unfinished(out: Output, given: Given, yes: bool, undo_others: bool) -> bool:
-    """Finish or withdraw a rewind that was interrupted, if there is one; say whether there was."""
+    """Finish or withdraw a rewind or a purge that was interrupted, if there is one; say whether there was."""
+    from spark_abs.rewind.claim import Claim
     from spark_abs.rewind.query import unfinished
     from spark_abs.rewind.undo import finish
 
     held = unfinished(given[0])
     if held is None:
         return False
-    if not (yes or confirmed(out, f"Rewind {held.rewind} is not finished. Finish it?")):
-        raise UsageError(f"rewind {held.rewind} is not finished: give --yes to finish it")
+    purges = isinstance(held, Claim) and held.purges
+    what = "purge" if purges else "rewind"
+    if not (yes or confirmed(out, f"{what.capitalize()} {held.rewind} is not finished. Finish it?")):
+        raise UsageError(f"{what} {held.rewind} is not finished: give --yes to finish it")
     done = finish(*given, at=no_failpoint, undo_others=undo_others)
     assert done is not None
     said = "finished" if done.finished else "withdrawn: it had changed nothing"
-    out.result(
-        done, lambda out: out.line(f"Rewind {done.rewind} is {said}. Run the command again to go elsewhere")
-    )
+    line = f"Rewind {done.rewind} is {said}. Run the command again to go elsewhere"
+    if purges:
+        line = (
+            "The purge is over: rewinds of which it had begun to delete files cannot be undone. Say --purge "
+            "again to delete the others"
+        )
+    out.result(done, lambda out: out.line(line))
     return True
 
 

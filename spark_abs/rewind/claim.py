@@ -34,6 +34,8 @@ class Claim:
     """All directories that it claims; the first one has the journal and decides."""
     begun: bool = False
     """In the first directory: whether the rewind has begun."""
+    purges: bool = False
+    """Whether it is no rewind, but deletes what rewinds have kept: it is repeated, never finished."""
     v: int = FORMAT
 
 

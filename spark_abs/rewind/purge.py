@@ -50,7 +50,7 @@ def purge(checkpoints: Sequence[Place], *, call: str, at: Failpoint) -> tuple[Ke
     Raises:
         Refused: a rewind or an undo works; nothing was deleted.
     """
-    wanted = Claim(call, tuple(sorted(place.uri for place in checkpoints)))
+    wanted = Claim(call, tuple(sorted(place.uri for place in checkpoints)), purges=True)
     storage = checkpoints[0].storage
     try:
         for uri in wanted.queries:

@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 
 from spark_abs.cli.main import main
 from spark_abs.cli.root_command import Context
+from spark_abs.rewind import claim
 from spark_abs.rewind.apply import apply
 from spark_abs.store.storage import DEFAULTS
 from tests.plain_queries import PlainQuery, World, append, rows_of
@@ -364,6 +365,17 @@ def test_the_plan_counts_the_same_rows_and_batches_after_a_rewind_and_its_undo(w
     rewind(world, *oldest, "--yes")
     rewind(world, "--undo", "--yes")
     assert counted() == before
+
+
+def test_a_purge_that_was_killed_is_not_called_a_rewind(world: World) -> None:
+    rewind(world, "--at=bronze=1", "--yes")
+    checkpoints, _ = world.places()
+    killed = claim.Claim("p", tuple(sorted(place.uri for place in checkpoints)), purges=True)
+    for place in checkpoints:
+        claim.take(place, killed)
+    assert "purge p is not finished" in rewind(world, "--undo", exits=2).stderr
+    assert "Say --purge again" in rewind(world, "--undo", "--yes").stdout
+    assert "can no longer be undone" in rewind(world, "--purge", "--yes").stdout
 
 
 def test_kept_files_are_purged_and_then_there_is_no_undo(world: World) -> None:
