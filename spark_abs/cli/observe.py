@@ -33,6 +33,7 @@ CHECKPOINTS = (
     ("full", True),
     ("", False),
 )
+_MOMENT = CHECKPOINTS.index(("completed", False))
 
 
 @click.command("list")
@@ -40,13 +41,19 @@ CHECKPOINTS = (
 def list_checkpoints(ctx: Context, root: Root) -> None:
     """List completed checkpoints and savepoints by id.
 
-    A mark tells the ones that a restore left behind, that an edit made, and that are damaged.
+    A mark tells the ones that a restore left behind, that an edit made, and that are damaged. Of cuts that
+    a watcher keeps the moment is shown, too: it is what `spark-abs rewind --before` takes.
     """
     rows = checkpoint_rows(root, ctx.now_ms())
 
     def text(out: Output) -> None:
+        columns, cells = list(CHECKPOINTS), [list(_checkpoint_cells(row)) for row in rows]
+        if any(row.moment_ms is not None for row in rows):
+            columns.insert(_MOMENT, ("moment", False))
+            for row, line in zip(rows, cells, strict=True):
+                line.insert(_MOMENT, moment(row.moment_ms))
         if rows:
-            out.table(CHECKPOINTS, map(_checkpoint_cells, rows))
+            out.table(columns, cells)
         else:
             out.line("no checkpoint was completed yet")
 

@@ -10,6 +10,7 @@ from spark_abs.codec import from_plain
 from spark_abs.errors import DamageError
 from spark_abs.manifests.find import list_manifests
 from spark_abs.model import NO_ATTEMPT, AttemptId, CheckpointId, RunId
+from spark_abs.protocol.control import WATCHED_JOB
 from spark_abs.store import history
 from spark_abs.store.control import Control
 from spark_abs.store.history import PATH, History, HistoryRow
@@ -41,6 +42,8 @@ class CheckpointRow:
     edited: bool = False
     """An edit made it: no run has been at this point, until a restore goes to it."""
     damage: str | None = None
+    moment_ms: int | None = None
+    """Of a cut that a watcher keeps: of when it is, for `--before` of a rewind."""
 
 
 SCHEMA = pa.schema(
@@ -59,6 +62,7 @@ SCHEMA = pa.schema(
         ("abandoned", pa.bool_()),
         ("edited", pa.bool_()),
         ("damage", pa.string()),
+        ("moment_ms", pa.int64()),
     ]
 )
 """A `CheckpointRow` as columns."""
@@ -96,6 +100,7 @@ def checkpoint_rows(root: Root, now_ms: int) -> tuple[CheckpointRow, ...]:
             size_full=s.size_full,
             abandoned=s.attempt != NO_ATTEMPT and not state.on_path(s.attempt, s.id),
             edited=s.attempt == NO_ATTEMPT,
+            moment_ms=s.acked_ms if state.job == WATCHED_JOB else None,
         )
         for s in found.completed
     ]

@@ -16,6 +16,8 @@ from deltalake import DeltaTable, write_deltalake
 from spark_abs.errors import UsageError
 from spark_abs.keep import keep_words
 from spark_abs.observe.tables import table_at
+from spark_abs.quantities import time_said
+from spark_abs.rewind.prepare import kept_moments
 from spark_abs.watch.watcher import watching
 from tests.cli.conftest import Cli
 from tests.watched_queries import WatchedWorld
@@ -55,6 +57,16 @@ def next_cut(world: WatchedWorld) -> list[str]:
 def doctor(world: WatchedWorld, hours: int = 0) -> dict[str, Any]:
     found = after(world, hours).json("doctor", exits=1)
     return {one["kind"]: one for one in found}
+
+
+def test_the_list_has_the_moments_that_a_rewind_takes(world: WatchedWorld) -> None:
+    """A job's checkpoints have none."""
+    (row,) = after(world).json("list")
+    ((at_ms, _),) = kept_moments(world.root, world.places()[0])
+    assert row["moment_ms"] == at_ms <= row["completed_ms"]
+    head, line = after(world)("list").stdout.splitlines()
+    assert head.split()[3:6] == ["attempt", "moment", "completed"]
+    assert line.index(time_said(at_ms)) == head.index("moment")
 
 
 def test_status_says_what_the_next_cut_waits_for(world: WatchedWorld) -> None:
