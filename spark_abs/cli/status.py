@@ -233,7 +233,8 @@ def _live(stage: StageStatus, now_ms: int) -> tuple[str, ...]:
 def _does(doing: StageActivity, now_ms: int) -> str:
     if doing.phase is Phase.IDLE:
         return doing.what
-    return f"{phase_said(doing.phase, doing.what)}, for {_since(doing.since_ms, now_ms)}"
+    said = phase_said(doing.phase, doing.what)
+    return said if doing.since_ms is None else f"{said}, for {duration(now_ms - doing.since_ms)}"
 
 
 def _since(ms: int | None, now_ms: int) -> str:

@@ -44,7 +44,7 @@ class Phase(StrEnum):
 
 _SAID = {
     Phase.IDLE: "it waits for rows",
-    Phase.PLANNING: "Spark plans its next batch",
+    Phase.PLANNING: "Spark looks for new rows or plans a batch",
     Phase.WAITING: "it waits",
     Phase.READING: "it reads what its outputs hold",
     Phase.STATE: "Spark updates its state",
