@@ -19,7 +19,6 @@ from spark_abs.checkpointing.late_stages import late_stages
 from spark_abs.checkpointing.reporting import OpenBarrier, Reporter
 from spark_abs.errors import (
     AbortReason,
-    CheckpointNotFound,
     CheckpointsFailed,
     CommitStateUnknown,
     ConfigError,
@@ -349,12 +348,11 @@ class Coordination:
             return
         self._ctx.failpoint("manifest.before")
         try:
-            completed = self._checkpoints.complete(manifest) or self._is_complete(barrier.id)
+            completed = self._checkpoints.complete(manifest) or self._checkpoints.is_complete(barrier.id)
         except CommitStateUnknown as error:
             log.warning("manifest of checkpoint %s: %s; reading back", barrier.id, error)
-            completed = not self._checkpoints.abort(barrier.id, self._ctx.run) and self._is_complete(
-                barrier.id
-            )
+            aborted = self._checkpoints.abort(barrier.id, self._ctx.run)
+            completed = not aborted and self._checkpoints.is_complete(barrier.id)
         if not completed:
             self._settle_abort(barrier, AbortReason.FINALIZE_FAILED, "its manifest could not be committed")
             return
@@ -366,13 +364,6 @@ class Coordination:
         self._stats.completed(barrier, manifest, self._control.state)
         log.info("checkpoint %s (%s) complete in %s ms", barrier.id, barrier.kind, now - barrier.timestamp_ms)
         self._handle(protocol.Decided(steady_ms(), barrier.id, True))
-
-    def _is_complete(self, checkpoint: CheckpointId) -> bool:
-        try:
-            self._checkpoints.load(checkpoint)
-        except CheckpointNotFound:
-            return False
-        return True
 
     def _abort(self, checkpoint: CheckpointId, reason: AbortReason, detail: str) -> None:
         self._ctx.failpoint("abort.before")

@@ -122,6 +122,14 @@ class Checkpoints:
         """Commit the abort of an id; False if it already has an outcome."""
         return self._decide(checkpoint, run, ())
 
+    def is_complete(self, checkpoint: CheckpointId) -> bool:
+        """Say whether the manifest of an id is committed; errors as of `load`."""
+        try:
+            self.load(checkpoint)
+        except CheckpointNotFound:
+            return False
+        return True
+
     def decided(self) -> CheckpointId:
         """Return the highest id with an outcome; all lower ids have one, too."""
         self._table.refresh()

@@ -20,7 +20,6 @@ from spark_abs.cuts.cut import newest_cut
 from spark_abs.errors import (
     AbortReason,
     AbsError,
-    CheckpointNotFound,
     CommitStateUnknown,
     DamageError,
     Fenced,
@@ -350,24 +349,17 @@ class Watcher:
         If the store does not confirm the commit, the id is aborted, unless the commit did take place.
         """
         try:
-            return self._checkpoints.complete(manifest) or self._is_complete(manifest.id)
+            return self._checkpoints.complete(manifest) or self._checkpoints.is_complete(manifest.id)
         except CommitStateUnknown:
             self._checkpoints.abort(manifest.id, self._storage.run)
-            return self._is_complete(manifest.id)
-
-    def _is_complete(self, cut: CheckpointId) -> bool:
-        try:
-            self._checkpoints.load(cut)
-        except CheckpointNotFound:
-            return False
-        return True
+            return self._checkpoints.is_complete(manifest.id)
 
     def _abort(self, barrier: Barrier, error: BaseException) -> None:
         """Abort the id, unless its manifest is committed; if the store fails, the next round does it."""
         self._storage.unpin(barrier.id, completed=False)
         with suppress(Exception):
             self._checkpoints.abort(barrier.id, self._storage.run)
-            if self._is_complete(barrier.id):
+            if self._checkpoints.is_complete(barrier.id):
                 self._control.update(lambda state: ledger.settle(state, completed=(barrier.id,)))
                 return
             gone = Aborted(barrier.id, AbortReason.DECLINED, str(error).partition("\n")[0])
