@@ -103,17 +103,15 @@ def _recorded(stage: StageId, past: Past, at_checkpoint: bool) -> Sequence[Sourc
 
 
 def _positions(stage: StageId, past: Past, at_checkpoint: bool) -> Mapping[str, str]:
-    where = ""
     if at_checkpoint:
         snapshot = past.manifest.stage(stage) if past.manifest is not None else None
         text = snapshot.offsets if snapshot is not None else None
-    else:
-        attempt = past.control.attempt
-        native = NativeLog(past.root.native(attempt.natives, attempt.id, attempt.directory(stage)))
-        newest = native.newest_committed()
-        text = native.find_offsets(newest) if newest != NO_BATCH else None
-        where = f"{native.place}/offsets/{newest}"
-    return parse_offsets(text, where).offsets if text else {}
+        return parse_offsets(text).offsets if text else {}
+    attempt = past.control.attempt
+    native = NativeLog(past.root.native(attempt.natives, attempt.id, attempt.directory(stage)))
+    newest = native.newest_committed()
+    text = native.find_offsets(newest) if newest != NO_BATCH else None
+    return native.parsed(newest, text).offsets if text else {}
 
 
 def _cause(error: Exception) -> str:

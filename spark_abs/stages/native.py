@@ -55,9 +55,10 @@ class NativeLog:
 
     def offsets(self, batch: BatchId) -> OffsetFile:
         """Return a planned batch, parsed."""
-        return self._parsed(batch, self.offsets_text(batch))
+        return self.parsed(batch, self.offsets_text(batch))
 
-    def _parsed(self, batch: int, text: str) -> OffsetFile:
+    def parsed(self, batch: int, text: str) -> OffsetFile:
+        """Return the text of a planned batch, parsed; errors of it name the file."""
         return parse_offsets(text, f"{self.place}/offsets/{batch}")
 
     def positions(self, batch: BatchId) -> tuple[Position, ...]:
@@ -116,7 +117,7 @@ class NativeLog:
         before, text = self.find_offsets(BatchId(batch - 1)), self.find_offsets(batch)
         if before is None or text is None:
             return False
-        one, other = self._parsed(batch - 1, before), self._parsed(batch, text)
+        one, other = self.parsed(batch - 1, before), self.parsed(batch, text)
         return (one.offsets, one.watermark_ms) == (other.offsets, other.watermark_ms)
 
 

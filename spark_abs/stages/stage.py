@@ -34,7 +34,6 @@ from spark_abs.model import (
 from spark_abs.protocol.credit import at_once
 from spark_abs.protocol.messages import Declined
 from spark_abs.run_context import RunContext
-from spark_abs.snapshots.layout import parse_offsets
 from spark_abs.spark.query_progress import QueryProgress, is_planning, last_progress
 from spark_abs.stages.activity import said
 from spark_abs.stages.alignment_backlog import AlignmentWatch, CheckpointProgress
@@ -184,7 +183,7 @@ class StageRunner:
 
     def _planned(self, batch: BatchId) -> Planned:
         text = self.native.offsets_text(batch)
-        offsets = parse_offsets(text, f"{self.native.place}/offsets/{batch}")
+        offsets = self.native.parsed(batch, text)
         offsets_before = self.native.offsets(BatchId(batch - 1)) if batch > 0 else None
         before = positions_of(offsets_before.lines) if offsets_before is not None else self.start
         after = positions_of(offsets.lines)
