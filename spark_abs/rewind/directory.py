@@ -18,7 +18,7 @@ from pyarrow import fs
 from spark_abs.codec import to_json
 from spark_abs.errors import DamageError, Refused
 from spark_abs.model import BatchId, Version, checked_relative
-from spark_abs.rewind.files import advanced_source_log, later_schemas, newer
+from spark_abs.rewind.files import advanced_source_log, later_schemas, newer, read_until
 from spark_abs.rewind.journal import DIRECTORY, FENCE, MARK, Fence, Journal, QueryGoal, Rewound, top_of
 from spark_abs.rewind.kept import KEPT, brought, forget_brought, record_brought
 from spark_abs.rewind.query import fence_of
@@ -27,7 +27,6 @@ from spark_abs.snapshots.capture import Captured, capture, newest_batch
 from spark_abs.snapshots.delta_offsets import jumped
 from spark_abs.snapshots.layout import (
     OffsetFile,
-    file_source_offset,
     parse_offsets,
     with_offsets,
     with_settings,
@@ -230,15 +229,10 @@ def _source_logs(query: QueryGoal, offsets: OffsetFile, files: Files) -> dict[st
     for source, newest in query.logs.items():
         top = f"sources/{source}"
         texts = advanced_source_log(
-            files.names(top), _read_until(offsets, source), newest + 1, partial(files.text_in, top)
+            files.names(top), read_until(offsets, source), newest + 1, partial(files.text_in, top)
         )
         made |= {f"{top}/{name}": text for name, text in texts.items()}
     return made
-
-
-def _read_until(offsets: OffsetFile, source: str) -> int:
-    until = file_source_offset(offsets.offsets.get(source))
-    return -1 if until is None else until
 
 
 def bring_back(
@@ -269,7 +263,7 @@ def _change(files: Files, query: QueryGoal, versions: dict[str, Version], at: Fa
     place.create(f"offsets/{query.before + 1}", query.offsets.encode())  # an undo has taken it away
     files.put_in(at)
     logs = _source_logs(query, offsets, files)
-    read = {source: _read_until(offsets, source) for source in query.logs}
+    read = {source: read_until(offsets, source) for source in query.logs}
     for path in files.listed():
         if newer(path, query.batch, read) and not newer(path, query.before, query.logs):
             at("file")

@@ -13,6 +13,7 @@ from spark_abs.snapshots.layout import (
     OffsetFile,
     SourceLogFile,
     file_source_logs,
+    file_source_offset,
     later_compact,
     source_entries,
     source_log_file,
@@ -25,6 +26,12 @@ _SCHEMA_ENTRY = re.compile(r"((?:.*/)?_schema_log_[^/]+)/(\d+)")
 """A file in the log of a source with `schemaTrackingLocation`: Delta names the directory after the table."""
 _INTERVAL = 10
 """Spark's default of `spark.sql.streaming.fileSource.log.compactInterval`."""
+
+
+def read_until(offsets: OffsetFile, source: str) -> int:
+    """Return the newest entry of the log of a file source that a batch has read, -1 if none."""
+    until = file_source_offset(offsets.offsets.get(source))
+    return -1 if until is None else until
 
 
 def newer(path: str, batch: int, logs: Mapping[str, int]) -> bool:

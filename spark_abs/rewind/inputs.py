@@ -14,11 +14,12 @@ import pyarrow as pa
 from spark_abs.errors import Refused, UsageError
 from spark_abs.restore.delta_inputs import why_not_from
 from spark_abs.restore.refusals import Back, Force, forced_by, lost_inputs, lost_tables
+from spark_abs.rewind.files import read_until
 from spark_abs.rewind.journal import Journal, QueryGoal
 from spark_abs.rewind.table import TableFacts
 from spark_abs.snapshots.delta_offsets import delta_offset
 from spark_abs.snapshots.file_sources import is_there, logged_after
-from spark_abs.snapshots.layout import file_source_offset, parse_offsets
+from spark_abs.snapshots.layout import parse_offsets
 from spark_abs.snapshots.parallel import in_threads
 from spark_abs.store.storage import Place, Storage, told
 
@@ -42,10 +43,10 @@ def lost_again(
     """
     movers = [query for query in journal.queries if query.moves]
     files = [note for query in movers for note in _lost_files(query, storage, forced)]
-    lost: list[str] = []
+    places, lost = {table.id: table.place for table in tables}, list[str]()
     for query in movers:
         try:
-            lost += _lost_rows(query, {table.id: table.place for table in tables})
+            lost += _lost_rows(query, places)
         except (pa.ArrowException, OSError, UsageError) as error:
             what = f"it is not known whether tables have the files that query {query.name!r} reads again"
             files.append(_not_known(what, error, forced=forced))
@@ -89,8 +90,7 @@ def _lost_rows(query: QueryGoal, tables: Mapping[str, Place]) -> Iterator[str]:
 
 def _read_again(query: QueryGoal, checkpoint: Place) -> Iterator[str]:
     """Iterate the files, as Spark names them, that a query has planned to read since its batch."""
-    offsets = parse_offsets(query.offsets).offsets
+    offsets = parse_offsets(query.offsets)
     for source in query.logs:
-        until = file_source_offset(offsets.get(source))
         log = checkpoint.below(f"sources/{source}")
-        yield from (entry.path for entry in logged_after(log, -1 if until is None else until))
+        yield from (entry.path for entry in logged_after(log, read_until(offsets, source)))
