@@ -33,7 +33,6 @@ CHECKPOINTS = (
     ("full", True),
     ("", False),
 )
-_MOMENT = CHECKPOINTS.index(("completed", False))
 
 
 @click.command("list")
@@ -47,20 +46,17 @@ def list_checkpoints(ctx: Context, root: Root) -> None:
     rows = checkpoint_rows(root, ctx.now_ms())
 
     def text(out: Output) -> None:
-        columns, cells = list(CHECKPOINTS), [list(_checkpoint_cells(row)) for row in rows]
-        if any(row.moment_ms is not None for row in rows):
-            columns.insert(_MOMENT, ("moment", False))
-            for row, line in zip(rows, cells, strict=True):
-                line.insert(_MOMENT, moment(row.moment_ms))
+        cuts = any(row.moment_ms is not None for row in rows)
         if rows:
-            out.table(columns, cells)
+            columns = (*CHECKPOINTS[:4], ("moment", False), *CHECKPOINTS[4:]) if cuts else CHECKPOINTS
+            out.table(columns, (_checkpoint_cells(row, cuts) for row in rows))
         else:
             out.line("no checkpoint was completed yet")
 
     ctx.out.result(rows, text)
 
 
-def _checkpoint_cells(row: CheckpointRow) -> tuple[str, ...]:
+def _checkpoint_cells(row: CheckpointRow, is_cut: bool) -> tuple[str, ...]:
     said = "abandoned" if row.abandoned else "edited" if row.edited else ""
     mark = f"damaged: {one_line(row.damage)}" if row.damage else said
     return (
@@ -68,6 +64,7 @@ def _checkpoint_cells(row: CheckpointRow) -> tuple[str, ...]:
         text_of(row.kind),
         text_of(row.name),
         text_of(row.attempt),
+        *([moment(row.moment_ms)] if is_cut else []),
         moment(row.completed_ms),
         duration(row.age_ms),
         duration(row.duration_ms),
